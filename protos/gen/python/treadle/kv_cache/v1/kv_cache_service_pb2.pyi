@@ -1,0 +1,166 @@
+from treadle.kv_cache.v1 import block_pb2 as _block_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SchedulerHello(_message.Message):
+    __slots__ = ("scheduler_epoch",)
+    SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    scheduler_epoch: int
+    def __init__(self, scheduler_epoch: _Optional[int] = ...) -> None: ...
+
+class SessionRequest(_message.Message):
+    __slots__ = ("hello", "sequence", "close_pools", "open_pools", "commits", "release_handles", "reserves", "admits")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_POOLS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_POOLS_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_HANDLES_FIELD_NUMBER: _ClassVar[int]
+    RESERVES_FIELD_NUMBER: _ClassVar[int]
+    ADMITS_FIELD_NUMBER: _ClassVar[int]
+    hello: SchedulerHello
+    sequence: int
+    close_pools: _containers.RepeatedScalarFieldContainer[str]
+    open_pools: _containers.RepeatedCompositeFieldContainer[PoolSpec]
+    commits: _containers.RepeatedCompositeFieldContainer[Commit]
+    release_handles: _containers.RepeatedScalarFieldContainer[int]
+    reserves: _containers.RepeatedCompositeFieldContainer[Reserve]
+    admits: _containers.RepeatedCompositeFieldContainer[Admit]
+    def __init__(self, hello: _Optional[_Union[SchedulerHello, _Mapping]] = ..., sequence: _Optional[int] = ..., close_pools: _Optional[_Iterable[str]] = ..., open_pools: _Optional[_Iterable[_Union[PoolSpec, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., release_handles: _Optional[_Iterable[int]] = ..., reserves: _Optional[_Iterable[_Union[Reserve, _Mapping]]] = ..., admits: _Optional[_Iterable[_Union[Admit, _Mapping]]] = ...) -> None: ...
+
+class PoolSpec(_message.Message):
+    __slots__ = ("pool", "num_blocks", "block_size", "model", "weight_version")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    num_blocks: int
+    block_size: int
+    model: str
+    weight_version: str
+    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., model: _Optional[str] = ..., weight_version: _Optional[str] = ...) -> None: ...
+
+class Admit(_message.Message):
+    __slots__ = ("handle", "pool", "cache_scope", "token_ids", "num_tokens", "request_id", "tenant")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    pool: str
+    cache_scope: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_tokens: int
+    request_id: str
+    tenant: str
+    def __init__(self, handle: _Optional[int] = ..., pool: _Optional[str] = ..., cache_scope: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class Reserve(_message.Message):
+    __slots__ = ("handle", "num_blocks")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    num_blocks: int
+    def __init__(self, handle: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("handle", "num_computed_tokens", "token_ids")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    num_computed_tokens: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, handle: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SessionResponse(_message.Message):
+    __slots__ = ("sequence", "kv_cache_epoch", "opened_pools", "admitted", "reserved", "denied")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OPENED_POOLS_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    DENIED_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    kv_cache_epoch: int
+    opened_pools: _containers.RepeatedCompositeFieldContainer[OpenedPool]
+    admitted: _containers.RepeatedCompositeFieldContainer[Admitted]
+    reserved: _containers.RepeatedCompositeFieldContainer[Reserved]
+    denied: _containers.RepeatedCompositeFieldContainer[Denied]
+    def __init__(self, sequence: _Optional[int] = ..., kv_cache_epoch: _Optional[int] = ..., opened_pools: _Optional[_Iterable[_Union[OpenedPool, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., denied: _Optional[_Iterable[_Union[Denied, _Mapping]]] = ...) -> None: ...
+
+class OpenedPool(_message.Message):
+    __slots__ = ("pool", "block_epoch")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    block_epoch: int
+    def __init__(self, pool: _Optional[str] = ..., block_epoch: _Optional[int] = ...) -> None: ...
+
+class Admitted(_message.Message):
+    __slots__ = ("handle", "block_table", "num_cached_tokens")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TABLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    block_table: _block_pb2.BlockTable
+    num_cached_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., block_table: _Optional[_Union[_block_pb2.BlockTable, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
+
+class Reserved(_message.Message):
+    __slots__ = ("handle", "added_blocks")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    ADDED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    added_blocks: _block_pb2.BlockTable
+    def __init__(self, handle: _Optional[int] = ..., added_blocks: _Optional[_Union[_block_pb2.BlockTable, _Mapping]] = ...) -> None: ...
+
+class Denied(_message.Message):
+    __slots__ = ("handle", "num_blocks_needed", "num_blocks_free")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_NEEDED_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    num_blocks_needed: int
+    num_blocks_free: int
+    def __init__(self, handle: _Optional[int] = ..., num_blocks_needed: _Optional[int] = ..., num_blocks_free: _Optional[int] = ...) -> None: ...
+
+class GetUsageRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetUsageResponse(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[PoolUsage]
+    def __init__(self, pools: _Optional[_Iterable[_Union[PoolUsage, _Mapping]]] = ...) -> None: ...
+
+class PoolUsage(_message.Message):
+    __slots__ = ("pool", "num_blocks", "num_free", "num_cached", "num_held", "num_leases", "num_query_tokens", "num_hit_tokens")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
+    NUM_HELD_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEASES_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    num_blocks: int
+    num_free: int
+    num_cached: int
+    num_held: int
+    num_leases: int
+    num_query_tokens: int
+    num_hit_tokens: int
+    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_free: _Optional[int] = ..., num_cached: _Optional[int] = ..., num_held: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ...) -> None: ...
