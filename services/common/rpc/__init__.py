@@ -1,0 +1,1 @@
+"""gRPC as the mesh uses it: servers, channels, streams, and the translation between errors and statuses."""
