@@ -1,0 +1,1 @@
+"""Working stand-ins for the neighbours of the part under test."""
