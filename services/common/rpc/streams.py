@@ -4,24 +4,30 @@ Leaving an ``async for`` over a grpc.aio call by ``break`` or by an exception do
 leaks it. :func:`open_stream` cancels on every exit, and :func:`read_messages` turns transport failures into errors.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol, TypeVar
 
 import grpc
 
-from services.common.errors import ErrorReason
+from services.common.errors import EngineError, ErrorReason
+from services.common.rpc.outbox import Outbox
 from services.common.rpc.status import from_rpc_error
 
-Received = TypeVar("Received", covariant=True)
-Sent = TypeVar("Sent", contravariant=True)
-Message = TypeVar("Message")
+GREETING_TIMEOUT_S = 5.0
+"""Longest wait, in seconds, for the first message of a stream."""
+
+Received = TypeVar("Received")
+ReceivedCo = TypeVar("ReceivedCo", covariant=True)
+Sent = TypeVar("Sent")
+SentContra = TypeVar("SentContra", contravariant=True)
 
 
-class ReadableCall(Protocol[Received]):
+class ReadableCall(Protocol[ReceivedCo]):
     """The part of a grpc.aio call that reading needs."""
 
-    async def read(self) -> Received:
+    async def read(self) -> ReceivedCo:
         """Return the next message, or ``grpc.aio.EOF``."""
         ...
 
@@ -30,10 +36,10 @@ class ReadableCall(Protocol[Received]):
         ...
 
 
-class BidiCall(ReadableCall[Received], Protocol[Sent, Received]):
+class BidiCall(ReadableCall[ReceivedCo], Protocol[SentContra, ReceivedCo]):
     """The part of a bidirectional grpc.aio call that the mesh uses."""
 
-    async def write(self, request: Sent) -> None:
+    async def write(self, request: SentContra) -> None:
         """Send one message; waits for flow control."""
         ...
 
@@ -59,7 +65,7 @@ async def open_stream(start: Callable[[], AnyCall]) -> AsyncIterator[AnyCall]:
         call.cancel()
 
 
-async def read_messages(call: ReadableCall[Message], unavailable: ErrorReason) -> AsyncIterator[Message]:
+async def read_messages(call: ReadableCall[Received], unavailable: ErrorReason) -> AsyncIterator[Received]:
     """Yield messages until the peer closes the stream.
 
     Args:
@@ -79,7 +85,22 @@ async def read_messages(call: ReadableCall[Message], unavailable: ErrorReason) -
         yield message
 
 
-async def write_message(call: BidiCall[Message, object], message: Message, unavailable: ErrorReason) -> None:
+async def read_greeting(call: ReadableCall[Received], unavailable: ErrorReason) -> Received:
+    """Return the first message of a stream, which the peer owes at once.
+
+    Raises:
+        EngineError: the peer refused the stream, closed it, or did not answer within ``GREETING_TIMEOUT_S``.
+    """
+    try:
+        async with asyncio.timeout(GREETING_TIMEOUT_S):
+            async for message in read_messages(call, unavailable):
+                return message
+    except TimeoutError as error:
+        raise EngineError(unavailable, f"no answer within {GREETING_TIMEOUT_S} s") from error
+    raise EngineError(unavailable, "the peer closed the stream")
+
+
+async def write_message(call: BidiCall[Sent, object], message: Sent, unavailable: ErrorReason) -> None:
     """Send one message.
 
     Raises:
@@ -89,3 +110,36 @@ async def write_message(call: BidiCall[Message, object], message: Message, unava
         await call.write(message)
     except grpc.RpcError as error:
         raise from_rpc_error(error, unavailable) from error
+
+
+async def exchange(
+    call: BidiCall[Sent, Received],
+    outbox: Outbox[Sent],
+    on_message: Callable[[Received], None],
+    unavailable: ErrorReason,
+) -> None:
+    """Write what ``outbox`` has and hand over what arrives, until the stream ends.
+
+    Args:
+        call: An open bidirectional call, past its greeting.
+        outbox: Source of the messages to send.
+        on_message: Called for each message received, in order; must not block.
+        unavailable: Reason of the error when the transport fails.
+
+    Raises:
+        EngineError: the stream broke, or ``on_message`` raised it.
+    """
+
+    async def write_all() -> None:
+        while True:
+            await write_message(call, await outbox.next(), unavailable)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            writer = tasks.create_task(write_all())
+            async for message in read_messages(call, unavailable):
+                on_message(message)
+            writer.cancel()
+    except* EngineError as errors:
+        # The reader's and the writer's errors have one cause, so the first tells enough.
+        raise errors.exceptions[0] from errors
