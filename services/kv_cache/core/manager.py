@@ -1,0 +1,184 @@
+"""KVCacheManager: the whole core behind one object; the service feeds it one message at a time.
+
+Owns all pools and, by handle, all leases. Guarantees the laws of :mod:`invariants` after every call. Pure and
+synchronous; its one caller is the stream of the scheduler.
+"""
+
+from services.common.errors import EngineError, ErrorReason
+from services.kv_cache.core.invariants import check_pool
+from services.kv_cache.core.messages import (
+    Admit,
+    AdmitGranted,
+    Commit,
+    Denied,
+    KVMessage,
+    KVReply,
+    PoolSpec,
+    PoolUsage,
+    Reserve,
+    ReserveGranted,
+)
+from services.kv_cache.core.pool import Pool
+from services.kv_cache.core.prefix_hash import PrefixHash, sha256
+
+
+class KVCacheManager:
+    """Grants blocks to requests, remembers what full blocks contain, and takes blocks back.
+
+    Args:
+        epoch: Of this process life. Each opening of a pool gets the next number from here on as its block epoch, so no
+            two openings ever share one, across restarts too.
+        prefix_hash: For the prefix index; only tests need another than the default.
+    """
+
+    def __init__(self, epoch: int, prefix_hash: PrefixHash = sha256) -> None:
+        self._next_block_epoch = epoch
+        self._prefix_hash = prefix_hash
+        self._pool_by_name: dict[str, Pool] = {}
+        self._pool_by_handle: dict[int, Pool] = {}
+
+    def apply_batch(self, message: KVMessage) -> KVReply:
+        """Apply a message in the order that :class:`KVMessage` states.
+
+        Admits of one pool come in the scheduler's order of precedence: once one is denied, so are those behind it, for
+        a small request must not overtake a large one for ever.
+
+        Raises:
+            EngineError: as the single operations do; what precedes the offending one has been applied, so the caller
+                must not go on with this session.
+        """
+        for name in message.close_pools:
+            self.close_pool(name)
+        pool_epochs = tuple((spec.pool, self.open_pool(spec)) for spec in message.open_pools)
+        for commit in message.commits:
+            self.commit(commit)
+        for handle in message.releases:
+            self.release(handle)
+
+        denied: list[Denied] = []
+        reserved: list[ReserveGranted] = []
+        for reserve in message.reserves:
+            answer = self.reserve(reserve)
+            if isinstance(answer, Denied):
+                denied.append(answer)
+            else:
+                reserved.append(answer)
+        admitted: list[AdmitGranted] = []
+        exhausted_pools: set[str] = set()
+        for admit in message.admits:
+            if admit.pool in exhausted_pools:
+                denied.append(self._open_pool(admit.pool).deny(admit))
+                continue
+            grant = self.admit(admit)
+            if isinstance(grant, Denied):
+                exhausted_pools.add(admit.pool)
+                denied.append(grant)
+            else:
+                admitted.append(grant)
+        return KVReply(message.sequence, pool_epochs, tuple(admitted), tuple(reserved), tuple(denied))
+
+    def open_pool(self, spec: PoolSpec) -> int:
+        """Open a pool with all blocks free; one that is open under this name is reset, its leases dropped.
+
+        Returns:
+            The block epoch of this opening (uint64).
+
+        Raises:
+            EngineError: INVALID_REQUEST when the pool would have no usable block.
+        """
+        if spec.num_blocks < 2 or spec.block_size < 1:
+            raise EngineError(
+                ErrorReason.INVALID_REQUEST,
+                f"pool {spec.pool} needs 2 blocks of 1 slot or more, not {spec.num_blocks} of {spec.block_size}",
+                field="num_blocks",
+                pool=spec.pool,
+            )
+        self.close_pool(spec.pool)
+        block_epoch = self._next_block_epoch
+        self._next_block_epoch += 1
+        self._pool_by_name[spec.pool] = Pool(spec, block_epoch, self._prefix_hash)
+        return block_epoch
+
+    def close_pool(self, name: str) -> None:
+        """Forget a pool with its leases and contents. Idempotent."""
+        pool = self._pool_by_name.pop(name, None)
+        if pool is not None:
+            for handle in pool.lease_by_handle:
+                del self._pool_by_handle[handle]
+
+    def admit(self, ask: Admit) -> AdmitGranted | Denied:
+        """Open a lease with slots for ``ask.num_tokens`` positions, all or nothing.
+
+        Raises:
+            EngineError: STALE_EPOCH when the pool is not open; INVALID_REQUEST when the handle is in use or the counts
+                make no sense.
+        """
+        pool = self._open_pool(ask.pool)
+        if ask.handle in self._pool_by_handle or not 1 <= len(ask.token_ids) <= ask.num_tokens:
+            raise EngineError(
+                ErrorReason.INVALID_REQUEST,
+                f"admit {ask.handle} needs a new handle, at least one token, and slots for all of them",
+                field="admits",
+                handle=str(ask.handle),
+            )
+        answer = pool.admit(ask)
+        if isinstance(answer, AdmitGranted):
+            self._pool_by_handle[ask.handle] = pool
+        return answer
+
+    def reserve(self, ask: Reserve) -> ReserveGranted | Denied:
+        """Append blocks to a lease, all or nothing.
+
+        Raises:
+            EngineError: STALE_EPOCH when no such lease exists.
+        """
+        return self._leasing_pool(ask.handle).reserve(ask)
+
+    def commit(self, commit: Commit) -> None:
+        """Enter what a lease has computed into the prefix index.
+
+        Raises:
+            EngineError: STALE_EPOCH when no such lease exists.
+            InvariantError: more is said to be computed than the lease has tokens or slots for.
+        """
+        self._leasing_pool(commit.handle).commit(commit)
+
+    def release(self, handle: int) -> None:
+        """End a lease. Idempotent; a handle that is not known has nothing to release."""
+        pool = self._pool_by_handle.pop(handle, None)
+        if pool is not None:
+            pool.release(handle)
+
+    def usage(self, name: str) -> PoolUsage:
+        """Figures of an open pool.
+
+        Raises:
+            EngineError: STALE_EPOCH when the pool is not open.
+        """
+        return self._open_pool(name).usage()
+
+    def check_invariants(self) -> None:
+        """Check every law of :mod:`invariants` on every pool, in time proportional to all blocks and leases.
+
+        Raises:
+            InvariantError: a law is broken.
+        """
+        for pool in self._pool_by_name.values():
+            check_pool(pool)
+        held = {handle: pool for pool in self._pool_by_name.values() for handle in pool.lease_by_handle}
+        if held != self._pool_by_handle:
+            raise EngineError(ErrorReason.INVARIANT_VIOLATED, "each lease is in exactly one open pool")
+
+    def _open_pool(self, name: str) -> Pool:
+        pool = self._pool_by_name.get(name)
+        if pool is None:
+            raise EngineError(ErrorReason.STALE_EPOCH, f"pool {name} is not open; open it first", pool=name)
+        return pool
+
+    def _leasing_pool(self, handle: int) -> Pool:
+        pool = self._pool_by_handle.get(handle)
+        if pool is None:
+            raise EngineError(
+                ErrorReason.STALE_EPOCH, f"lease {handle} is not known; admit the request again", handle=str(handle)
+            )
+        return pool
