@@ -31,7 +31,7 @@ class KVCacheServiceStub(object):
     Contract of Session:
     - One stream per scheduler. The first message carries `hello`; a hello of a newer scheduler epoch ends the older
     session and all its leases (their full, computed blocks stay cached). An older epoch is refused: STALE_EPOCH.
-    - Every SessionRequest has a `sequence`, ascending by one; exactly one SessionResponse answers each, in order.
+    - Every SessionRequest has an ascending `sequence`; exactly one SessionResponse answers each, in order.
     - Inside a message the order of effect is: close_pools, open_pools, commits, releases, reserves, admits.
     - Releasing an unknown lease has no effect, so a repeated release is harmless.
     - When the stream breaks the service keeps pools and leases until a new hello arrives; a scheduler that reconnects
@@ -63,7 +63,7 @@ class KVCacheServiceServicer(object):
     Contract of Session:
     - One stream per scheduler. The first message carries `hello`; a hello of a newer scheduler epoch ends the older
     session and all its leases (their full, computed blocks stay cached). An older epoch is refused: STALE_EPOCH.
-    - Every SessionRequest has a `sequence`, ascending by one; exactly one SessionResponse answers each, in order.
+    - Every SessionRequest has an ascending `sequence`; exactly one SessionResponse answers each, in order.
     - Inside a message the order of effect is: close_pools, open_pools, commits, releases, reserves, admits.
     - Releasing an unknown lease has no effect, so a repeated release is harmless.
     - When the stream breaks the service keeps pools and leases until a new hello arrives; a scheduler that reconnects
@@ -112,7 +112,7 @@ class KVCacheService(object):
     Contract of Session:
     - One stream per scheduler. The first message carries `hello`; a hello of a newer scheduler epoch ends the older
     session and all its leases (their full, computed blocks stay cached). An older epoch is refused: STALE_EPOCH.
-    - Every SessionRequest has a `sequence`, ascending by one; exactly one SessionResponse answers each, in order.
+    - Every SessionRequest has an ascending `sequence`; exactly one SessionResponse answers each, in order.
     - Inside a message the order of effect is: close_pools, open_pools, commits, releases, reserves, admits.
     - Releasing an unknown lease has no effect, so a repeated release is harmless.
     - When the stream breaks the service keeps pools and leases until a new hello arrives; a scheduler that reconnects
