@@ -1,0 +1,58 @@
+"""Configuration of a worker."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from services.common.config import ServiceConfig, require_config
+
+Dtype = Literal["float32", "bfloat16"]
+Device = Literal["auto", "cpu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(ServiceConfig):
+    """What a worker needs to load one model and execute steps of it."""
+
+    model: str = ""
+    """Path of a Hugging Face directory or a GGUF file. Required."""
+
+    model_name: str = ""
+    """Name under which the model is served; empty: the one in its files."""
+
+    device: Device = "auto"
+    """Where to run; `auto` takes the best there is. Only `cpu` exists yet."""
+
+    dtype: Dtype = "bfloat16"
+    """Type of weights and of keys and values; `float32` is the reference, twice the memory and slower."""
+
+    block_size: int = 16
+    """Token slots a KV block; 16 keeps the waste below a block a request and the tables short."""
+
+    kv_cache_gib: float = 0.0
+    """Memory for keys and values, in GiB; 0: a quarter of what is free after the weights, at most 4 GiB."""
+
+    max_model_len: int = 0
+    """Longest prompt and output together, in tokens; 0: what the model was made for, or what fits the KV cache."""
+
+    max_num_batched_tokens: int = 512
+    """Most tokens that one step may compute; bounds the activations' memory and a step's time."""
+
+    max_run_ahead_depth: int = 4
+    """Most plans that may wait on the stream; a scheduler that asks for more is refused."""
+
+    num_threads: int = 0
+    """Compute threads; 0: one a core."""
+
+    poison_new_blocks: bool = False
+    """Fill blocks with NaN before a request gets them, so that a read of stale memory shows; for tests."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        super(WorkerConfig, self).__post_init__()
+        require_config(bool(self.model), "model", "is required: a Hugging Face directory or a GGUF file")
+        require_config(self.block_size >= 1, "block_size", "must be at least 1")
+        require_config(self.kv_cache_gib >= 0, "kv_cache_gib", "must not be negative")
+        require_config(self.max_model_len >= 0, "max_model_len", "must not be negative")
+        require_config(self.max_num_batched_tokens >= 1, "max_num_batched_tokens", "must be at least 1")
+        require_config(self.max_run_ahead_depth >= 1, "max_run_ahead_depth", "must be at least 1")
+        require_config(self.num_threads >= 0, "num_threads", "must not be negative")

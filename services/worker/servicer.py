@@ -1,0 +1,257 @@
+"""The wire adapter of a worker: plans in, results out, one scheduler at a time.
+
+Owns: which stream is the current one and the newest scheduler epoch seen. Guarantees: plans reach the device strictly
+in order; an older scheduler is refused, so one that was believed dead cannot write into blocks of another; the loop
+never waits for the device, so health answers during a step of any length.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+
+from services.common.clock import Clock
+from services.common.errors import EngineError, ErrorReason
+from services.worker.plan import (
+    BatchPlan,
+    BlockId,
+    Handle,
+    NewRequest,
+    SamplingParams,
+    ScheduledRow,
+    StepResult,
+)
+from treadle.worker.v1 import batch_plan_pb2
+from treadle.worker.v1 import worker_service_pb2 as pb2
+from treadle.worker.v1 import worker_service_pb2_grpc as pb2_grpc
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Facts of a loaded worker; see ``treadle.worker.v1.Capabilities`` for each."""
+
+    name: str
+    worker_epoch: int
+    model: str
+    weight_version: str
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    device: str
+    dtype: str
+
+
+class Executor(Protocol):
+    """The device, seen from the wire: everything is executed in the order of the calls."""
+
+    def submit(self, plan: BatchPlan) -> Awaitable[StepResult]:
+        """Queue one step."""
+        ...
+
+    def reset(self) -> Awaitable[None]:
+        """Queue forgetting every request."""
+        ...
+
+    def num_requests(self) -> int:
+        """Requests known now."""
+        ...
+
+
+class WorkerServicer(pb2_grpc.WorkerServiceServicer):
+    """Serves ``treadle.worker.v1.WorkerService``.
+
+    Args:
+        clock: Measures how long plans wait.
+        max_run_ahead_depth: Most plans that may be in flight.
+    """
+
+    def __init__(self, clock: Clock, max_run_ahead_depth: int) -> None:
+        self._clock = clock
+        self._max_run_ahead_depth = max_run_ahead_depth
+        self._executor: Executor | None = None
+        self._capabilities: Capabilities | None = None
+        self._scheduler_epoch = 0
+        self._stream: object | None = None
+        self._stream_ended = asyncio.Event()
+        self._stream_ended.set()
+        self._num_steps = 0
+        self._num_sampled_tokens = 0
+
+    def loaded(self, executor: Executor, capabilities: Capabilities) -> None:
+        """Begin to serve: the model is in memory."""
+        self._executor = executor
+        self._capabilities = capabilities
+
+    async def stream_ended(self) -> None:
+        """Wait until no scheduler is connected."""
+        await self._stream_ended.wait()
+
+    async def GetCapabilities(
+        self,
+        request: pb2.GetCapabilitiesRequest,  # noqa: ARG002
+        context: object,  # noqa: ARG002
+    ) -> pb2.GetCapabilitiesResponse:
+        """Tell what this worker runs."""
+        _, capabilities = self._require_loaded()
+        return pb2.GetCapabilitiesResponse(capabilities=_to_capabilities(capabilities))
+
+    async def GetState(self, request: pb2.GetStateRequest, context: object) -> pb2.GetStateResponse:  # noqa: ARG002
+        """Tell what this worker holds."""
+        return pb2.GetStateResponse(
+            num_requests=self._executor.num_requests() if self._executor else 0,
+            num_steps=self._num_steps,
+            num_sampled_tokens=self._num_sampled_tokens,
+        )
+
+    async def RunSteps(
+        self, request_iterator: AsyncIterator[pb2.RunStepsRequest], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        """Execute the plans of one scheduler until it goes away."""
+        executor, capabilities = self._require_loaded()
+        hello = await _read_hello(request_iterator)
+        self._check_hello(hello)
+        self._scheduler_epoch = hello.scheduler_epoch
+        stream = self._stream = object()
+        self._stream_ended.clear()
+        try:
+            await executor.reset()
+            await context.write(pb2.RunStepsResponse(capabilities=_to_capabilities(capabilities)))
+            await self._run(stream, executor, request_iterator, context, hello.run_ahead_depth)
+        finally:
+            if self._stream is stream:
+                self._stream = None
+                self._stream_ended.set()
+                await asyncio.shield(executor.reset())
+
+    async def _run(
+        self,
+        stream: object,
+        executor: Executor,
+        request_iterator: AsyncIterator[pb2.RunStepsRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+        run_ahead_depth: int,
+    ) -> None:
+        # Bounded by what the scheduler promised to have in flight.
+        steps: asyncio.Queue[_Step | None] = asyncio.Queue(maxsize=run_ahead_depth)
+
+        async def receive() -> None:
+            async for request in request_iterator:
+                if self._stream is not stream:
+                    raise EngineError(ErrorReason.STALE_EPOCH, "Another scheduler has taken over this worker.")
+                plan = self._check_plan(request)
+                await steps.put(_Step(executor.submit(_from_plan(plan)), self._clock.monotonic_s()))
+            await steps.put(None)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(receive())
+                while (step := await steps.get()) is not None:
+                    result = await step.result
+                    elapsed_s = self._clock.monotonic_s() - step.arrived_s
+                    await context.write(pb2.RunStepsResponse(result=self._to_result(result, elapsed_s)))
+        except* EngineError as errors:
+            raise errors.exceptions[0] from errors
+
+    def _require_loaded(self) -> tuple[Executor, Capabilities]:
+        if self._executor is None or self._capabilities is None:
+            raise EngineError(ErrorReason.WORKER_UNAVAILABLE, "The worker is loading its model.")
+        return self._executor, self._capabilities
+
+    def _check_hello(self, hello: pb2.Hello) -> None:
+        if hello.scheduler_epoch < self._scheduler_epoch:
+            raise EngineError(ErrorReason.STALE_EPOCH, "A newer scheduler has used this worker.")
+        if not 1 <= hello.run_ahead_depth <= self._max_run_ahead_depth:
+            message = f"run_ahead_depth must be in 1..{self._max_run_ahead_depth}, not {hello.run_ahead_depth}"
+            raise EngineError(ErrorReason.INVALID_REQUEST, message, field="run_ahead_depth")
+
+    def _check_plan(self, request: pb2.RunStepsRequest) -> batch_plan_pb2.BatchPlan:
+        if request.WhichOneof("message") != "plan":
+            raise EngineError(ErrorReason.INVALID_REQUEST, "After the hello only plans may follow.", field="message")
+        if request.plan.scheduler_epoch != self._scheduler_epoch:
+            raise EngineError(ErrorReason.STALE_EPOCH, "The plan is of another scheduler than the stream.")
+        return request.plan
+
+    def _to_result(self, result: StepResult, elapsed_s: float) -> batch_plan_pb2.StepResult:
+        self._num_steps += 1
+        self._num_sampled_tokens += len(result.sampled)
+        timings = result.timings
+        device_time_s = timings.prepare_s + timings.forward_s + timings.sample_s
+        return batch_plan_pb2.StepResult(
+            plan_id=result.plan_id,
+            sampled_handles=[token.handle for token in result.sampled],
+            sampled_token_ids=[token.token_id for token in result.sampled],
+            failed_handles=[error.handle for error in result.row_errors],
+            device_time_us=round(device_time_s * 1e6),
+            queue_time_us=max(0, round((elapsed_s - device_time_s) * 1e6)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    result: Awaitable[StepResult]
+    arrived_s: float
+
+
+async def _read_hello(request_iterator: AsyncIterator[pb2.RunStepsRequest]) -> pb2.Hello:
+    async for request in request_iterator:
+        if request.WhichOneof("message") == "hello":
+            return request.hello
+        break
+    raise EngineError(ErrorReason.INVALID_REQUEST, "The first message must be a hello.", field="message")
+
+
+def _from_plan(plan: batch_plan_pb2.BatchPlan) -> BatchPlan:
+    steady = (ScheduledRow(Handle(handle), 1, (), is_sampling=True) for handle in plan.steady_handles)
+    rows = (
+        ScheduledRow(
+            Handle(row.handle),
+            row.num_scheduled_tokens,
+            tuple(BlockId(block_id) for block_id in row.new_block_ids),
+            row.is_sampling,
+        )
+        for row in plan.rows
+    )
+    return BatchPlan(
+        plan_id=plan.plan_id,
+        new_requests=tuple(_from_new_request(request) for request in plan.new_requests),
+        rows=(*steady, *rows),
+        finished_handles=tuple(Handle(handle) for handle in plan.finished_handles),
+    )
+
+
+def _from_new_request(request: batch_plan_pb2.NewRequest) -> NewRequest:
+    sampling = request.sampling
+    return NewRequest(
+        handle=Handle(request.handle),
+        request_id=request.request_id,
+        token_ids=tuple(request.token_ids),
+        num_prompt_tokens=request.num_prompt_tokens,
+        sampling=SamplingParams(
+            temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
+            top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            sample_index=request.sample_index,
+        ),
+        block_ids=tuple(BlockId(block_id) for block_id in request.block_table.block_ids),
+        num_computed_tokens=request.num_computed_tokens,
+    )
+
+
+def _to_capabilities(capabilities: Capabilities) -> pb2.Capabilities:
+    return pb2.Capabilities(
+        name=capabilities.name,
+        worker_epoch=capabilities.worker_epoch,
+        model=capabilities.model,
+        weight_version=capabilities.weight_version,
+        num_blocks=capabilities.num_blocks,
+        block_size=capabilities.block_size,
+        max_model_len=capabilities.max_model_len,
+        max_num_batched_tokens=capabilities.max_num_batched_tokens,
+        device=capabilities.device,
+        dtype=capabilities.dtype,
+    )
