@@ -1,0 +1,143 @@
+"""The `treadle` command: parses the command line and calls what does the work.
+
+Exit statuses: 0 done, 1 failed, 2 wrong usage or setting, 3 no mesh there, 130 interrupted.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final, NoReturn
+
+from services.common.errors import EngineError, ErrorReason
+from services.common.version import treadle_version
+from services.launcher.model_catalogue import CATALOGUE, DEFAULT_MODEL, find_catalogue_model
+from services.launcher.model_store import ModelStore, default_store_root
+from services.launcher.progress import ProgressBar
+from services.launcher.settings import ServeSettings, add_serve_arguments, load_serve_command
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+_USAGE_REASONS: Final = (ErrorReason.INVALID_CONFIG, ErrorReason.MODEL_NOT_FOUND)
+_DEFAULT_HTTP_PORT: Final = ServeSettings().http_port
+_MIB: Final = 1 << 20
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit status.
+
+    Args:
+        argv: Arguments without the program; those of the process when not given.
+    """
+    # The default action would skip every clean-up of what was begun, such as stopping pip.
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    arguments = _parser().parse_args(argv)
+    command: Command = arguments.command
+    try:
+        return command(arguments)
+    except EngineError as error:
+        print(f"treadle: {error.message}", file=sys.stderr)
+        return EXIT_USAGE if error.reason in _USAGE_REASONS else EXIT_FAILED
+    except OSError as error:
+        print(f"treadle: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        print("\ntreadle: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _exit_on_signal(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="treadle", description="Serve large language models as a mesh of services.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="run a mesh on this machine", allow_abbrev=False)
+    add_serve_arguments(serve)
+    serve.set_defaults(command=_serve)
+
+    status = commands.add_parser("status", help="show the services of a running mesh")
+    _add_port(status)
+    status.add_argument("--json", action="store_true", help="print a JSON list")
+    status.set_defaults(command=_status)
+
+    chat = commands.add_parser("chat", help="talk to a running mesh in the terminal")
+    _add_port(chat)
+    chat.add_argument("--host", default="127.0.0.1", help="where the mesh listens")
+    chat.add_argument("--system", default=None, metavar="TEXT", help="system message")
+    chat.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest answer, in tokens")
+    chat.add_argument("--temperature", type=float, default=0.7, metavar="X", help="0 is greedy")
+    chat.set_defaults(command=_chat)
+
+    model = commands.add_parser("model", help="fetch models, or list them")
+    actions = model.add_subparsers(required=True, metavar="ACTION")
+    pull = actions.add_parser("pull", help="fetch a model into the cache, or verify it there")
+    pull.add_argument("name", nargs="?", default=DEFAULT_MODEL)
+    pull.set_defaults(command=_pull_model)
+    actions.add_parser("list", help="show the known models").set_defaults(command=_list_models)
+
+    commands.add_parser("version", help="print the version").set_defaults(command=_version)
+    return parser
+
+
+def _add_port(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--http-port", type=int, default=_DEFAULT_HTTP_PORT, metavar="N", help="HTTP port of the mesh")
+
+
+# The commands import what they need themselves: gRPC alone takes longer than `treadle version` does.
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from services.launcher.serve import serve
+
+    given = {name: value for name, value in vars(arguments).items() if name != "command"}
+    return serve(load_serve_command(given, os.environ), os.environ)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from services.launcher.status import print_status
+
+    return print_status(arguments.http_port, os.environ, as_json=arguments.json)
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from services.launcher.chat import ChatSettings, chat
+
+    return chat(
+        ChatSettings(
+            host=arguments.host,
+            http_port=arguments.http_port,
+            system=arguments.system,
+            max_tokens=arguments.max_tokens,
+            temperature=arguments.temperature,
+        )
+    )
+
+
+def _pull_model(arguments: argparse.Namespace) -> int:
+    model = find_catalogue_model(arguments.name)
+    if model is None:
+        known = ", ".join(entry.name for entry in CATALOGUE)
+        raise EngineError(ErrorReason.MODEL_NOT_FOUND, f"no model is named {arguments.name!r}; known: {known}")
+    with ProgressBar() as progress:
+        print(ModelStore(default_store_root(os.environ)).pull(model, progress))
+    return 0
+
+
+def _list_models(_arguments: argparse.Namespace) -> int:
+    store = ModelStore(default_store_root(os.environ))
+    for model in CATALOGUE:
+        place = str(store.path_of(model)) if store.has(model) else "not fetched"
+        print(f"{model.name}  {model.num_bytes / _MIB:.0f} MiB  {model.description}  [{place}]")
+    return 0
+
+
+def _version(_arguments: argparse.Namespace) -> int:
+    print(f"treadle {treadle_version()}")
+    return 0
