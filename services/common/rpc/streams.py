@@ -143,3 +143,29 @@ async def exchange(
     except* EngineError as errors:
         # The reader's and the writer's errors have one cause, so the first tells enough.
         raise errors.exceptions[0] from errors
+
+
+async def serve_exchange(
+    context: grpc.aio.ServicerContext[Received, Sent],
+    request_iterator: AsyncIterator[Received],
+    outbox: Outbox[Sent],
+    on_message: Callable[[Received], None],
+) -> None:
+    """Do as :func:`exchange` does, from the side that serves the stream, until the peer closes it.
+
+    Raises:
+        EngineError: ``on_message`` raised it.
+    """
+
+    async def write_all() -> None:
+        while True:
+            await context.write(await outbox.next())
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            writer = tasks.create_task(write_all())
+            async for message in request_iterator:
+                on_message(message)
+            writer.cancel()
+    except* EngineError as errors:
+        raise errors.exceptions[0] from errors

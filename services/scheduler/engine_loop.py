@@ -1,0 +1,209 @@
+"""The asyncio shell around the scheduler core: whatever happens, tell the core, then send what follows from it.
+
+Owns: the core (nobody else touches it) and which gateways, workers and KV-cache manager are connected. Every input is a
+plain function call that changes the core at once; one task then sends plans, KV messages and events. So several inputs
+that arrive together make one step, and nothing here needs a lock.
+
+A step, in the words of ``services/README.md``: a result arrives → ``apply`` → ``schedule`` → plan out → events out.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.common.clock import Clock
+from services.common.errors import EngineError, ErrorReason
+from services.common.verify import is_verification_enabled
+from services.scheduler.core.batch_plan import StepResult
+from services.scheduler.core.events import RequestEvent
+from services.scheduler.core.kv_messages import KVReply
+from services.scheduler.core.lane import WorkerInfo
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.submission import Submission
+from services.scheduler.ports import GatewayPort, KVCachePort, WorkerPort
+
+logger = logging.getLogger(__name__)
+
+_DEADLINE_CHECK_INTERVAL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that some connected worker runs; the largest figures of its workers."""
+
+    name: str
+    weight_version: str
+    max_model_len: int
+    max_request_tokens: int
+
+
+class EngineLoop:
+    """Drives one scheduler core.
+
+    Args:
+        core: The state machine.
+        clock: Deadlines are measured with it.
+        on_change: Called when a worker or the KV-cache manager comes or goes.
+    """
+
+    def __init__(self, core: Scheduler, clock: Clock, on_change: Callable[[], None]) -> None:
+        self._core = core
+        self._clock = clock
+        self._on_change = on_change
+        self._gateways: dict[str, GatewayPort] = {}
+        self._workers: dict[str, tuple[WorkerInfo, WorkerPort]] = {}
+        self._kv_cache: KVCachePort | None = None
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._is_draining = False
+
+    # -- what others ask
+
+    @property
+    def core(self) -> Scheduler:
+        """The core, for its figures only."""
+        return self._core
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request submitted now can run."""
+        return self._kv_cache is not None and bool(self._workers) and not self._is_draining
+
+    def worker_infos(self) -> dict[str, WorkerInfo]:
+        """Return the connected workers by name."""
+        return {name: info for name, (info, _) in self._workers.items()}
+
+    def served_models(self) -> list[ServedModel]:
+        """Return the models of the connected workers."""
+        models: dict[str, ServedModel] = {}
+        for info, _ in self._workers.values():
+            max_request_tokens = (info.num_blocks - 1) * info.block_size
+            known = models.get(info.model)
+            models[info.model] = ServedModel(
+                name=info.model,
+                weight_version=info.weight_version,
+                max_model_len=max(info.max_model_len, known.max_model_len if known else 0),
+                max_request_tokens=max(max_request_tokens, known.max_request_tokens if known else 0),
+            )
+        return list(models.values())
+
+    # -- gateways
+
+    def gateway_up(self, gateway: str, port: GatewayPort) -> None:
+        """Deliver the gateway's events to ``port``; an earlier stream of the same gateway has lost its requests."""
+        if gateway in self._gateways:
+            self._core.abort_gateway(gateway)
+        self._gateways[gateway] = port
+
+    def gateway_down(self, gateway: str, port: GatewayPort) -> None:
+        """Abort the gateway's requests, unless a newer stream of it is connected."""
+        if self._gateways.get(gateway) is port:
+            del self._gateways[gateway]
+            self._core.abort_gateway(gateway)
+            self._wake.set()
+
+    def submit(self, submission: Submission) -> None:
+        """Add a request.
+
+        Raises:
+            EngineError: it is refused.
+        """
+        if self._is_draining:
+            raise EngineError(ErrorReason.DRAINING, "The scheduler is stopping; try again.")
+        self._core.add_request(submission, self._clock.unix_ms())
+        self._wake.set()
+
+    def cancel(self, request_id: str) -> None:
+        """Abort a request; one that is unknown or finished is ignored."""
+        self._core.abort_request(request_id)
+        self._wake.set()
+
+    # -- the KV-cache manager
+
+    def kv_cache_up(self, port: KVCachePort) -> None:
+        """Use a new session, in which no pool is open yet."""
+        self._kv_cache = port
+        self._changed()
+
+    def kv_cache_down(self) -> None:
+        """Take back every running request: the tables of the lost process are void."""
+        self._kv_cache = None
+        self._core.reset_kv()
+        self._changed()
+
+    def kv_reply(self, reply: KVReply) -> None:
+        """Apply the manager's answer."""
+        self._core.apply_kv_reply(reply)
+        self._wake.set()
+
+    # -- workers
+
+    def worker_up(self, info: WorkerInfo, port: WorkerPort) -> None:
+        """Use a worker; its pool is opened with the next KV message."""
+        self._workers[info.name] = (info, port)
+        self._core.open_worker(info)
+        self._changed()
+
+    def worker_down(self, name: str) -> None:
+        """Take back the worker's requests; they run elsewhere, or when it returns."""
+        if self._workers.pop(name, None) is not None:
+            self._core.close_worker(name)
+            self._changed()
+
+    def step_result(self, worker: str, result: StepResult) -> None:
+        """Apply what came out of a step."""
+        self._core.apply(worker, result)
+        self._wake.set()
+
+    # -- the loop
+
+    async def run(self) -> None:
+        """Send what follows from the inputs, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._expire_deadlines(), name="scheduler.deadlines")
+            tasks.create_task(self._pump(), name="scheduler.pump")
+
+    async def drain(self) -> None:
+        """Refuse new requests and return when the last one has finished."""
+        self._is_draining = True
+        self._on_change()
+        self._wake.set()
+        await self._idle.wait()
+
+    async def _pump(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            for name, (_, port) in self._workers.items():
+                while (plan := self._core.schedule(name)) is not None:
+                    port.send_plan(plan)
+            if self._kv_cache is not None and (message := self._core.take_kv_message()) is not None:
+                self._kv_cache.send_message(message)
+            for event in self._core.take_events():
+                self._deliver(event)
+            self._note_idleness()
+
+    def _deliver(self, event: RequestEvent) -> None:
+        port = self._gateways.get(event.gateway)
+        if port is not None:
+            port.deliver(event)
+
+    def _note_idleness(self) -> None:
+        load = self._core.load()
+        if load.num_waiting + load.num_running:
+            self._idle.clear()
+            return
+        self._idle.set()
+        if is_verification_enabled():
+            self._core.check_invariants()
+
+    async def _expire_deadlines(self) -> None:
+        while True:
+            await asyncio.sleep(_DEADLINE_CHECK_INTERVAL_S)
+            self._core.expire_deadlines(self._clock.unix_ms())
+            self._wake.set()
+
+    def _changed(self) -> None:
+        self._on_change()
+        self._wake.set()

@@ -1,0 +1,239 @@
+"""The scheduler's links to workers and to the KV-cache manager, each one stream that is kept up for ever.
+
+Owns: the streams and the hash chain of the plans. Guarantees: the engine loop hears of a peer only between its greeting
+and the end of its stream, so a peer's life and its use never overlap wrongly.
+"""
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from services.common.errors import EngineError, ErrorReason
+from services.common.rpc.channel import open_channel
+from services.common.rpc.outbox import Outbox
+from services.common.rpc.streams import exchange, open_stream, read_greeting, write_message
+from services.common.tasks import Backoff, keep_up
+from services.scheduler.core.batch_plan import BatchPlan, NewRequest, StepResult
+from services.scheduler.core.kv_messages import AdmitGranted, Denied, KVMessage, KVReply, ReserveGranted
+from services.scheduler.core.lane import WorkerInfo
+from services.scheduler.core.limits import SchedulerLimits
+from services.scheduler.engine_loop import EngineLoop
+from treadle.common.v1 import sampling_pb2
+from treadle.kv_cache.v1 import block_pb2, kv_cache_service_pb2, kv_cache_service_pb2_grpc
+from treadle.worker.v1 import batch_plan_pb2, worker_service_pb2, worker_service_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+
+class KVCacheLink:
+    """Implements ``ports.KVCachePort``."""
+
+    def __init__(self, address: str, engine: EngineLoop, epoch: int) -> None:
+        self._address = address
+        self._engine = engine
+        self._epoch = epoch
+        # Bound: the core has one message in flight at most.
+        self._messages: deque[kv_cache_service_pb2.SessionRequest] = deque()
+        self._outbox = Outbox(lambda: self._messages.popleft() if self._messages else None)
+
+    def send_message(self, message: KVMessage) -> None:
+        """Queue a message."""
+        self._messages.append(_to_session_request(message))
+        self._outbox.notify()
+
+    async def run(self) -> None:
+        """Keep the session up until cancelled."""
+        await keep_up("kv_cache", self._live, Backoff())
+
+    async def _live(self, on_up: Callable[[], None]) -> None:
+        unavailable = ErrorReason.KV_CACHE_UNAVAILABLE
+        async with open_channel(self._address) as channel:
+            stub = kv_cache_service_pb2_grpc.KVCacheServiceStub(channel)
+            async with open_stream(lambda: stub.Session()) as call:
+                hello = kv_cache_service_pb2.SchedulerHello(scheduler_epoch=self._epoch)
+                await write_message(call, kv_cache_service_pb2.SessionRequest(hello=hello), unavailable)
+                await read_greeting(call, unavailable)
+                on_up()
+                self._messages.clear()
+                self._engine.kv_cache_up(self)
+                try:
+                    await exchange(call, self._outbox, self._receive, unavailable)
+                finally:
+                    self._engine.kv_cache_down()
+
+    def _receive(self, response: kv_cache_service_pb2.SessionResponse) -> None:
+        self._engine.kv_reply(_from_session_response(response))
+
+
+class WorkerLink:
+    """Implements ``ports.WorkerPort``."""
+
+    def __init__(self, name: str, address: str, engine: EngineLoop, epoch: int, limits: SchedulerLimits) -> None:
+        self._name = name
+        self._address = address
+        self._engine = engine
+        self._epoch = epoch
+        self._run_ahead_depth = limits.run_ahead_depth
+        self._max_num_batched_tokens = limits.max_num_batched_tokens
+        self._prev_hash = b""
+        # Bound: the core plans run_ahead_depth steps at most.
+        self._plans: deque[worker_service_pb2.RunStepsRequest] = deque()
+        self._outbox = Outbox(lambda: self._plans.popleft() if self._plans else None)
+
+    def send_plan(self, plan: BatchPlan) -> None:
+        """Queue a plan, chained to the one before it."""
+        message = _to_batch_plan(plan, self._epoch)
+        message.prev_hash = self._prev_hash
+        self._prev_hash = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16).digest()
+        self._plans.append(worker_service_pb2.RunStepsRequest(plan=message))
+        self._outbox.notify()
+
+    async def run(self) -> None:
+        """Keep the stream up until cancelled."""
+        await keep_up(self._name, self._live, Backoff())
+
+    async def _live(self, on_up: Callable[[], None]) -> None:
+        unavailable = ErrorReason.WORKER_UNAVAILABLE
+        async with open_channel(self._address) as channel:
+            stub = worker_service_pb2_grpc.WorkerServiceStub(channel)
+            async with open_stream(lambda: stub.RunSteps()) as call:
+                hello = worker_service_pb2.Hello(scheduler_epoch=self._epoch, run_ahead_depth=self._run_ahead_depth)
+                await write_message(call, worker_service_pb2.RunStepsRequest(hello=hello), unavailable)
+                greeting = await read_greeting(call, unavailable)
+                info = self._worker_info(greeting)
+                on_up()
+                self._plans.clear()
+                self._prev_hash = b""
+                self._engine.worker_up(info, self)
+                logger.info("worker is up", extra={"fields": {"worker": self._name, "epoch": info.epoch}})
+                try:
+                    await exchange(call, self._outbox, self._receive, unavailable)
+                finally:
+                    self._engine.worker_down(self._name)
+
+    def _worker_info(self, greeting: worker_service_pb2.RunStepsResponse) -> WorkerInfo:
+        if greeting.WhichOneof("message") != "capabilities":
+            raise EngineError(ErrorReason.WORKER_UNAVAILABLE, "the worker did not begin with its capabilities")
+        capabilities = greeting.capabilities
+        if capabilities.name != self._name:
+            text = f"expected {self._name} at {self._address}, found {capabilities.name}"
+            raise EngineError(ErrorReason.WORKER_UNAVAILABLE, text, worker=self._name, address=self._address)
+        if capabilities.max_num_batched_tokens < self._max_num_batched_tokens:
+            text = (
+                f"{self._name} takes {capabilities.max_num_batched_tokens} tokens a step, the scheduler plans up to "
+                f"{self._max_num_batched_tokens}; give both the same max_num_batched_tokens"
+            )
+            raise EngineError(ErrorReason.INVALID_CONFIG, text, field="max_num_batched_tokens")
+        return WorkerInfo(
+            name=capabilities.name,
+            epoch=capabilities.worker_epoch,
+            num_blocks=capabilities.num_blocks,
+            block_size=capabilities.block_size,
+            max_model_len=capabilities.max_model_len,
+            model=capabilities.model,
+            weight_version=capabilities.weight_version,
+        )
+
+    def _receive(self, response: worker_service_pb2.RunStepsResponse) -> None:
+        result = response.result
+        self._engine.step_result(
+            self._name,
+            StepResult(
+                plan_id=result.plan_id,
+                sampled=tuple(zip(result.sampled_handles, result.sampled_token_ids, strict=True)),
+                failed_handles=tuple(result.failed_handles),
+            ),
+        )
+
+
+def _to_session_request(message: KVMessage) -> kv_cache_service_pb2.SessionRequest:
+    request = kv_cache_service_pb2.SessionRequest(
+        sequence=message.sequence, close_pools=message.close_pools, release_handles=message.releases
+    )
+    for spec in message.open_pools:
+        request.open_pools.add(
+            pool=spec.pool,
+            num_blocks=spec.num_blocks,
+            block_size=spec.block_size,
+            model=spec.model,
+            weight_version=spec.weight_version,
+        )
+    for commit in message.commits:
+        request.commits.add(
+            handle=commit.handle, num_computed_tokens=commit.num_computed_tokens, token_ids=commit.token_ids
+        )
+    for reserve in message.reserves:
+        request.reserves.add(handle=reserve.handle, num_blocks=reserve.num_blocks)
+    for admit in message.admits:
+        request.admits.add(
+            handle=admit.handle,
+            pool=admit.pool,
+            cache_scope=admit.cache_scope,
+            token_ids=admit.token_ids,
+            num_tokens=admit.num_tokens,
+            request_id=admit.request_id,
+            tenant=admit.tenant,
+        )
+    return request
+
+
+def _from_session_response(response: kv_cache_service_pb2.SessionResponse) -> KVReply:
+    return KVReply(
+        sequence=response.sequence,
+        pool_epochs=tuple((opened.pool, opened.block_epoch) for opened in response.opened_pools),
+        admitted=tuple(
+            AdmitGranted(
+                admitted.handle,
+                admitted.block_table.block_epoch,
+                tuple(admitted.block_table.block_ids),
+                admitted.num_cached_tokens,
+            )
+            for admitted in response.admitted
+        ),
+        reserved=tuple(
+            ReserveGranted(reserved.handle, tuple(reserved.added_blocks.block_ids)) for reserved in response.reserved
+        ),
+        denied=tuple(
+            Denied(denied.handle, denied.num_blocks_free, denied.num_blocks_needed) for denied in response.denied
+        ),
+    )
+
+
+def _to_batch_plan(plan: BatchPlan, scheduler_epoch: int) -> batch_plan_pb2.BatchPlan:
+    message = batch_plan_pb2.BatchPlan(
+        plan_id=plan.plan_id, scheduler_epoch=scheduler_epoch, finished_handles=plan.finished_handles
+    )
+    for request in plan.new_requests:
+        message.new_requests.append(_to_new_request(request, plan.worker))
+    for row in plan.rows:
+        if row.num_scheduled_tokens == 1 and row.is_sampling and not row.new_block_ids:
+            message.steady_handles.append(row.handle)
+        else:
+            message.rows.add(
+                handle=row.handle,
+                num_scheduled_tokens=row.num_scheduled_tokens,
+                new_block_ids=row.new_block_ids,
+                is_sampling=row.is_sampling,
+            )
+    return message
+
+
+def _to_new_request(request: NewRequest, pool: str) -> batch_plan_pb2.NewRequest:
+    sampling = request.sampling
+    return batch_plan_pb2.NewRequest(
+        handle=request.handle,
+        request_id=request.request_id,
+        token_ids=request.token_ids,
+        num_prompt_tokens=request.num_prompt_tokens,
+        sampling=sampling_pb2.SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+        ),
+        sample_index=sampling.sample_index,
+        block_table=block_pb2.BlockTable(pool=pool, block_epoch=request.block_epoch, block_ids=request.block_ids),
+        num_computed_tokens=request.num_computed_tokens,
+    )
