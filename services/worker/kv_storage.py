@@ -1,0 +1,85 @@
+"""The worker's KV tensors: one a layer, carved into blocks.
+
+Owns: the memory and its sizing. Guarantees: block 0, the null block, stays zero; with ``is_poisoned``, slots handed to
+a request hold NaN until the request writes them, so that a read of a slot never written shows in its tokens at once.
+Which block belongs to whom is the KV-cache manager's affair.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from services.common.errors import EngineError, ErrorReason
+from services.worker.model_config import ModelConfig
+
+
+def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one block takes in all layers together. Pure."""
+    return config.num_layers * block_size * 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+def num_blocks_for(num_bytes: int, config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """How many blocks, the null block included, fit in some memory. Pure.
+
+    Raises:
+        EngineError: INVALID_CONFIG: not even one block beside the null block fits.
+    """
+    block_bytes = bytes_per_block(config, block_size, dtype)
+    num_blocks = num_bytes // block_bytes
+    if num_blocks < 2:
+        raise EngineError(
+            ErrorReason.INVALID_CONFIG,
+            f"{num_bytes} bytes of KV cache hold {num_blocks} blocks of {block_bytes} bytes; give it at least "
+            f"{2 * block_bytes} bytes",
+            field="kv_cache_bytes",
+            needed_bytes=str(2 * block_bytes),
+        )
+    return num_blocks
+
+
+class KVStorage:
+    """The K and V of every cached token.
+
+    Args:
+        config: Shape of the model.
+        num_blocks: Blocks, the null block included.
+        block_size: Slots a block.
+        dtype: Of keys and values.
+        device: Where they live.
+        is_poisoned: Whether fresh slots are filled with NaN (debugging).
+
+    Attributes:
+        layers: One ``[num_blocks, block_size, 2, num_kv_heads, head_dim]`` a layer.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+        is_poisoned: bool = False,
+    ) -> None:
+        shape = (num_blocks, block_size, 2, config.num_kv_heads, config.head_dim)
+        # Zeros come from the system untouched: memory is taken as blocks are first written.
+        self.layers = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers))
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.dtype = dtype
+        self.is_poisoned = is_poisoned
+
+    def poison(self, block_ids: Sequence[int], num_kept_slots: int = 0) -> None:
+        """Fill the blocks' slots with NaN, but for the first few, when poisoning is on.
+
+        Args:
+            block_ids: In the order of the request's table.
+            num_kept_slots: Slots at the front that hold a prefix hit.
+        """
+        if not self.is_poisoned or not block_ids:
+            return
+        first_block, kept_in_block = divmod(num_kept_slots, self.block_size)
+        for index, block_id in enumerate(block_ids[first_block:]):
+            for layer in self.layers:
+                layer[block_id, kept_in_block if index == 0 else 0 :] = float("nan")
