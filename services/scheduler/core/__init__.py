@@ -1,0 +1,46 @@
+"""The pure core of the scheduler: requests, plans and the conversation about blocks. No I/O, no clock."""
+
+from services.scheduler.core.batch_plan import BatchPlan, NewRequest, SamplingParams, ScheduledRow, StepResult
+from services.scheduler.core.events import Finish, FinishReason, RequestEvent
+from services.scheduler.core.kv_messages import (
+    Admit,
+    AdmitGranted,
+    Commit,
+    Denied,
+    KVMessage,
+    KVReply,
+    PoolSpec,
+    Reserve,
+    ReserveGranted,
+)
+from services.scheduler.core.lane import WorkerInfo
+from services.scheduler.core.limits import SchedulerLimits, SchedulerLoad, WorkerLoad
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.submission import PriorityClass, Submission
+
+__all__ = [
+    "Admit",
+    "AdmitGranted",
+    "BatchPlan",
+    "Commit",
+    "Denied",
+    "Finish",
+    "FinishReason",
+    "KVMessage",
+    "KVReply",
+    "NewRequest",
+    "PoolSpec",
+    "PriorityClass",
+    "RequestEvent",
+    "Reserve",
+    "ReserveGranted",
+    "SamplingParams",
+    "ScheduledRow",
+    "Scheduler",
+    "SchedulerLimits",
+    "SchedulerLoad",
+    "StepResult",
+    "Submission",
+    "WorkerInfo",
+    "WorkerLoad",
+]

@@ -1,0 +1,76 @@
+"""The laws of the scheduler. Costly (every live request is visited): for tests, and for a service that has gone idle.
+
+1. Place: a live request is in exactly one queue, or admitting in one lane, or running in one lane, as its status says.
+2. Progress: ``computed <= planned <= expected <= max_known``, ``known <= expected``, and no more is planned than has
+slots. 3. In flight: the live rows in flight of a request add up to ``planned - computed``, and their samples to
+   ``expected - known``.
+4. Bounds: no lane has more requests than places, or more plans in flight than the run-ahead depth.
+5. Sums: the counters of the queue are those of its members.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from services.common.verify import require
+from services.scheduler.core.lane import Lane
+from services.scheduler.core.limits import SchedulerLimits
+from services.scheduler.core.request import Request, RequestStatus
+from services.scheduler.core.request_book import RequestBook, is_waiting
+
+
+def check_scheduler_state(book: RequestBook, lane_by_worker: Mapping[str, Lane], limits: SchedulerLimits) -> None:
+    """Check every law above.
+
+    Raises:
+        InvariantError: a law is broken.
+    """
+    _check_queues(book)
+    placed = {id(request) for queue in book.queue_by_model.values() for request in queue}
+    for lane in lane_by_worker.values():
+        _check_lane(lane, limits)
+        placed |= {id(request) for request in lane.running.values()}
+        placed |= {id(request) for handle, request in lane.admitting.items() if request.handle == handle}
+    for request in book.request_by_id.values():
+        require(id(request) in placed, "a live request has a place", request_id=request.request_id)
+    require(len(placed) == len(book.request_by_id), "what has a place is live")
+
+
+def _check_queues(book: RequestBook) -> None:
+    members = [request for queue in book.queue_by_model.values() for request in queue]
+    require(all(is_waiting(request) for request in members), "queued means waiting")
+    require(len(members) == book.num_waiting, "the number of the waiting adds up", num_waiting=book.num_waiting)
+    num_tokens = sum(len(request.token_ids) for request in members)
+    require(num_tokens == book.num_waiting_tokens, "the tokens of the waiting add up", counted=num_tokens)
+
+
+def _check_lane(lane: Lane, limits: SchedulerLimits) -> None:
+    require(lane.num_places_taken <= limits.max_num_requests, "no more requests than places", lane=lane.info.name)
+    require(len(lane.in_flight) <= limits.run_ahead_depth, "run-ahead is bounded", lane=lane.info.name)
+    num_tokens_in_flight: Counter[int] = Counter()
+    num_samples_in_flight: Counter[int] = Counter()
+    for plan in lane.in_flight:
+        for row in plan.rows:
+            num_tokens_in_flight[row.handle] += row.num_scheduled_tokens
+            num_samples_in_flight[row.handle] += row.is_sampling
+    for handle, request in lane.admitting.items():
+        is_abandoned = request.handle != handle
+        require(is_abandoned or request.status is RequestStatus.ADMITTING, "admitting means asked for", handle=handle)
+    for handle, request in lane.running.items():
+        is_here = request.handle == handle and request.lane is lane and request.status is RequestStatus.RUNNING
+        require(is_here, "running means in the lane", handle=handle, status=request.status)
+        _check_progress(request, num_tokens_in_flight[handle], num_samples_in_flight[handle])
+
+
+def _check_progress(request: Request, num_tokens_in_flight: int, num_samples_in_flight: int) -> None:
+    num_known = len(request.token_ids)
+    computed, planned, expected = (
+        request.num_computed_tokens,
+        request.num_planned_tokens,
+        request.num_expected_tokens,
+    )
+    details = {"request_id": request.request_id, "computed": computed, "planned": planned, "expected": expected}
+    require(computed <= planned <= expected <= request.max_known_tokens, "computed catches up with known", **details)
+    require(num_known <= expected and computed < num_known, "known lies between computed and expected", **details)
+    require(planned <= request.num_slots, "only what has slots is planned", num_slots=request.num_slots, **details)
+    require(planned - computed == num_tokens_in_flight, "planned rows are in flight or computed", **details)
+    require(expected - num_known == num_samples_in_flight, "expected samples are in flight or known", **details)

@@ -1,0 +1,227 @@
+"""The broker: everything between the scheduler and the KV-cache manager, and thereby who enters and who leaves a lane.
+
+Blocks decide who runs, so the ways in and out are here: a waiting request becomes a running one by a granted
+``Admit``, and a running one leaves by a release, which this module never forgets. Messages go out one at a time;
+between two messages everything is collected, so steady decoding costs a message about every ``block_size`` steps, and
+no step waits for it.
+
+Releasing a lease while a plan in flight still has a row for it is safe: a worker executes plans strictly in order, so
+that dead row writes its slots before any row of the block's next owner can, and no committed block is among them, for
+only positions of applied results are committed and a row in flight lies behind those.
+"""
+
+from collections.abc import Iterator
+
+from services.common.verify import require
+from services.scheduler.core.kv_messages import Admit, AdmitGranted, Commit, KVMessage, KVReply, Reserve, ReserveGranted
+from services.scheduler.core.kv_outbox import KVOutbox
+from services.scheduler.core.lane import AdmissionHold, Lane
+from services.scheduler.core.limits import SchedulerLimits
+from services.scheduler.core.placement import choose_lane, max_known_tokens_on
+from services.scheduler.core.preemption import choose_victim
+from services.scheduler.core.request import NEVER, Request, RequestStatus
+from services.scheduler.core.request_book import RequestBook
+
+
+class KVBroker:
+    """Asks for blocks, takes grants up, and gives blocks back.
+
+    Args:
+        limits: Places per lane, and the credit.
+        first_handle: Handles count up from here; no two schedulers of one KV-cache manager may overlap.
+        book: Where waiting requests are found and go back to.
+        lane_by_worker: The open lanes, shared with the scheduler.
+    """
+
+    def __init__(
+        self, limits: SchedulerLimits, first_handle: int, book: RequestBook, lane_by_worker: dict[str, Lane]
+    ) -> None:
+        self._limits = limits
+        self._next_handle = first_handle
+        self._book = book
+        self._lane_by_worker = lane_by_worker
+        self._outbox = KVOutbox()
+        self._uncommitted: dict[Request, None] = {}
+        self._asking_lane_by_handle: dict[int, Lane] = {}
+        self._reserving_by_handle: dict[int, Request] = {}
+        self.num_preemptions = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is to be said and no answer is awaited."""
+        return self._outbox.is_empty and not self._outbox.is_awaiting_reply and not self._uncommitted
+
+    def open_lane(self, lane: Lane) -> None:
+        """Have the pool of a new lane opened."""
+        self._outbox.open_pool(lane.info.pool_spec)
+
+    def close_lane(self, lane: Lane) -> None:
+        """Return all of a lane's requests to the queue and have its pool closed."""
+        self._outbox.close_pool(lane.info.name)
+        self._empty_lane(lane)
+
+    def reset(self) -> None:
+        """Begin anew with a KV-cache manager that knows nothing; its predecessor's answers are void."""
+        self._outbox.reset()
+        for lane in self._lane_by_worker.values():
+            self._empty_lane(lane)
+            lane.hold = AdmissionHold.NONE
+            self.open_lane(lane)
+
+    def note_computed(self, request: Request) -> None:
+        """Remember that a block of ``request`` became full; it is committed in the next message."""
+        self._uncommitted[request] = None
+        request.advance_commit()
+
+    def ask_blocks(self, request: Request) -> None:
+        """Refill the credit of a running request; not asked twice, since its refill level is NEVER until the answer."""
+        assert request.lane is not None
+        block_size = request.lane.info.block_size
+        # Never more slots than the request can use: its last token is not computed.
+        num_slots_wanted = min(request.num_expected_tokens + self._limits.credit_tokens, request.max_known_tokens - 1)
+        num_blocks = -(-(num_slots_wanted - request.num_slots) // block_size)
+        request.refill_at = NEVER
+        self._reserving_by_handle[request.handle] = request
+        self._outbox.reserve(request.lane.info.name, Reserve(request.handle, num_blocks))
+
+    def leave(self, request: Request, status: RequestStatus) -> None:
+        """Take a running request out of its lane for ``status``, which is FINISHED or PREEMPTED.
+
+        What it has computed is committed, its lease is released, and its worker is told to forget it.
+        """
+        lane, handle = request.lane, request.handle
+        assert lane is not None
+        self._commit_if_due(request)
+        self._outbox.release(lane.info.name, handle)
+        self._reserving_by_handle.pop(handle, None)
+        lane.remove(request)
+        lane.hold = AdmissionHold.NONE if status is RequestStatus.FINISHED else AdmissionHold.UNTIL_FINISH
+        request.leave_lane(status)
+
+    def abandon_admission(self, request: Request) -> None:
+        """Let a request end whose Admit is under way; should it be granted, the lease is released at once."""
+        request.leave_lane(RequestStatus.FINISHED)
+
+    def take_message(self) -> KVMessage | None:
+        """Build the next message; None while an answer is awaited, or when there is nothing to say."""
+        if self._outbox.is_awaiting_reply:
+            return None
+        while self._uncommitted:
+            self._commit_if_due(next(iter(self._uncommitted)))
+        return self._outbox.take_message(list(self._ask_admissions()))
+
+    def apply_reply(self, reply: KVReply) -> None:
+        """Take grants up, and find blocks elsewhere for what was denied."""
+        if not self._outbox.accept_reply(reply.sequence):
+            return
+        for grant in reply.admitted:
+            self._start(grant)
+        for refill in reply.reserved:
+            self._add_blocks(refill)
+        for denied in reply.denied:
+            lane = self._asking_lane_by_handle.pop(denied.handle, None)
+            if lane is not None:
+                self._return_to_queue(lane, denied.handle)
+            else:
+                self._find_blocks(denied.handle)
+        is_complete = not self._asking_lane_by_handle
+        require(is_complete, "every admit is answered", unanswered=len(self._asking_lane_by_handle))
+
+    def _ask_admissions(self) -> Iterator[Admit]:
+        """Ask for the heads of the queues, first come first served, while a lane has a place."""
+        for queue in list(self._book.queue_by_model.values()):
+            while (request := queue.peek()) is not None:
+                lane = choose_lane(self._lane_by_worker.values(), request, self._limits.max_num_requests)
+                if lane is None:
+                    break
+                yield self._ask_admission(request, lane)
+
+    def _ask_admission(self, request: Request, lane: Lane) -> Admit:
+        self._book.dequeue(request)
+        request.change_status(RequestStatus.ADMITTING)
+        request.lane, request.handle = lane, self._next_handle
+        request.max_known_tokens = max_known_tokens_on(lane.info, request.submission)
+        self._next_handle += 1
+        lane.admitting[request.handle] = request
+        self._asking_lane_by_handle[request.handle] = lane
+        return Admit(
+            handle=request.handle,
+            pool=lane.info.name,
+            cache_scope=request.submission.cache_scope,
+            token_ids=tuple(request.token_ids),
+            num_tokens=min(len(request.token_ids) + self._limits.credit_tokens, request.max_known_tokens - 1),
+            request_id=request.request_id,
+            tenant=request.submission.tenant,
+        )
+
+    def _start(self, grant: AdmitGranted) -> None:
+        lane = self._asking_lane_by_handle.pop(grant.handle, None)
+        if lane is None:
+            return  # the lane was closed, and with its pool went the lease
+        request = lane.admitting.pop(grant.handle)
+        if request.handle != grant.handle:
+            self._outbox.release(lane.info.name, grant.handle)  # the request has ended meanwhile
+            return
+        lane.running[grant.handle] = request
+        request.begin_running(grant)
+
+    def _return_to_queue(self, lane: Lane, handle: int) -> None:
+        request = lane.admitting.pop(handle)
+        if not self._outbox.has_releases(lane.info.name) and lane.hold is AdmissionHold.NONE:
+            lane.hold = AdmissionHold.UNTIL_NEWS
+        if request.handle == handle:
+            self._requeue(request)
+
+    def _add_blocks(self, grant: ReserveGranted) -> None:
+        request = self._reserving_by_handle.pop(grant.handle, None)
+        if request is not None:
+            request.add_blocks(grant.block_ids)
+            if request.num_expected_tokens >= request.refill_at:
+                self.ask_blocks(request)
+
+    def _find_blocks(self, handle: int) -> None:
+        """Make room for a running request whose refill was denied, at the cost of the latest arrival if need be."""
+        request = self._reserving_by_handle.get(handle)
+        if request is None:
+            return
+        assert request.lane is not None
+        if not self._outbox.has_releases(request.lane.info.name):
+            victim = choose_victim(request.lane.running.values())
+            self.num_preemptions += 1
+            self.leave(victim, RequestStatus.PREEMPTED)
+            self._book.enqueue(victim)
+        if request.handle == handle:
+            self.ask_blocks(request)
+
+    def _commit_if_due(self, request: Request) -> None:
+        if request not in self._uncommitted:
+            return
+        del self._uncommitted[request]
+        lane = request.lane
+        assert lane is not None
+        token_ids = tuple(request.token_ids[request.num_told_tokens :])
+        is_catching_up = request.num_computed_tokens <= request.num_told_tokens
+        request.num_told_tokens = len(request.token_ids)
+        self._outbox.commit(lane.info.name, Commit(request.handle, request.num_computed_tokens, token_ids))
+        if is_catching_up and lane.hold is AdmissionHold.UNTIL_NEWS:
+            lane.hold = AdmissionHold.NONE
+
+    def _empty_lane(self, lane: Lane) -> None:
+        """Return the requests of a lane whose leases are gone to the queue."""
+        for request in list(lane.running.values()):
+            self._uncommitted.pop(request, None)
+            self._reserving_by_handle.pop(request.handle, None)
+            lane.remove(request)
+            self.num_preemptions += 1
+            request.leave_lane(RequestStatus.PREEMPTED)
+            self._book.enqueue(request)
+        for handle, request in lane.admitting.items():
+            del self._asking_lane_by_handle[handle]
+            if request.handle == handle:
+                self._requeue(request)
+        lane.admitting.clear()
+
+    def _requeue(self, request: Request) -> None:
+        has_run = request.num_cached_tokens is not None
+        request.leave_lane(RequestStatus.PREEMPTED if has_run else RequestStatus.WAITING)
+        self._book.enqueue(request)

@@ -1,0 +1,99 @@
+"""What the scheduler says to the KV-cache manager and hears from it, in the scheduler's own words.
+
+The manager has its own copy of these; the wire joins the two. A handle is a uint64 that names one admission of one
+request to one worker; a request that was preempted gets a new one when it is admitted again.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """The block pool of a worker. ``num_blocks`` counts the null block."""
+
+    pool: str
+    num_blocks: int
+    block_size: int
+    model: str
+    weight_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Ask for a lease with slots for ``num_tokens`` positions; ``token_ids`` are all tokens known so far."""
+
+    handle: int
+    pool: str
+    cache_scope: str
+    token_ids: tuple[int, ...]
+    num_tokens: int
+    request_id: str = ""
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Ask for ``num_blocks`` more blocks."""
+
+    handle: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Tell that KV is present below ``num_computed_tokens``; ``token_ids`` are those not told to the manager yet."""
+
+    handle: int
+    num_computed_tokens: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitGranted:
+    """A lease with its block table; the first ``num_cached_tokens`` positions hold KV already."""
+
+    handle: int
+    block_epoch: int
+    block_ids: tuple[int, ...]
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveGranted:
+    """Blocks to append to the block table."""
+
+    handle: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """An admit or reserve that found too few blocks and changed nothing."""
+
+    handle: int
+    num_free_blocks: int
+    num_blocks_needed: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVMessage:
+    """All that there is to say since the last message. Applied in the order of the fields."""
+
+    sequence: int
+    close_pools: tuple[str, ...] = ()
+    open_pools: tuple[PoolSpec, ...] = ()
+    commits: tuple[Commit, ...] = ()
+    releases: tuple[int, ...] = ()
+    reserves: tuple[Reserve, ...] = ()
+    admits: tuple[Admit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KVReply:
+    """The answer to the message of the same ``sequence``; each admit and reserve is granted or denied."""
+
+    sequence: int
+    pool_epochs: tuple[tuple[str, int], ...] = ()
+    admitted: tuple[AdmitGranted, ...] = ()
+    reserved: tuple[ReserveGranted, ...] = ()
+    denied: tuple[Denied, ...] = ()

@@ -1,0 +1,112 @@
+"""A lane: one worker as the scheduler sees it, from its opening to its closing.
+
+Owns the running requests of the worker in order of admission, the plans in flight, and the handles that the worker is
+to forget. A worker that comes back gets a new lane, so nothing of the old one can be mistaken for news.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from services.common.verify import require
+from services.scheduler.core.batch_plan import ScheduledRow
+from services.scheduler.core.kv_messages import PoolSpec
+from services.scheduler.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """Facts of a worker. ``num_blocks`` counts the null block; ``max_model_len`` bounds prompt and output together."""
+
+    name: str
+    epoch: int
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    model: str
+    weight_version: str
+
+    @property
+    def num_usable_slots(self) -> int:
+        """Token slots that one request could hold at most."""
+        return (self.num_blocks - 1) * self.block_size
+
+    @property
+    def pool_spec(self) -> PoolSpec:
+        """The pool that the KV-cache manager is to keep for this worker."""
+        return PoolSpec(self.name, self.num_blocks, self.block_size, self.model, self.weight_version)
+
+
+class AdmissionHold(Enum):
+    """Until when a lane admits nobody, since its pool is known to have too few blocks."""
+
+    NONE = "none"
+    UNTIL_NEWS = "until_news"  # a request ends there, or a prompt is committed that others may share
+    UNTIL_FINISH = "until_finish"  # a request ends there
+
+
+@dataclass(slots=True)
+class PlanInFlight:
+    """A plan without result yet; ``requests[i]`` is what ``rows[i]`` was planned for."""
+
+    plan_id: int
+    requests: list[Request]
+    rows: list[ScheduledRow]
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """State of one worker.
+
+    Attributes:
+        info: Facts of the worker.
+        credit_tokens: As in the limits.
+        last_plan_id: Of the newest plan; the first lane of a worker starts from 0.
+        hold: Whether admissions are held back.
+        running: Admitted requests by handle, in order of admission.
+        admitting: Requests whose admission was asked for, by handle; they count as taken places.
+        in_flight: Plans without result, oldest first.
+        finished_handles: What the next plan tells the worker to forget.
+    """
+
+    info: WorkerInfo
+    credit_tokens: int
+    last_plan_id: int
+    hold: AdmissionHold = AdmissionHold.NONE
+    running: dict[int, Request] = field(default_factory=dict)
+    admitting: dict[int, Request] = field(default_factory=dict)
+    in_flight: deque[PlanInFlight] = field(default_factory=deque)
+    finished_handles: list[int] = field(default_factory=list)
+
+    @property
+    def num_places_taken(self) -> int:
+        """Requests that run here or will if they are granted their blocks."""
+        return len(self.running) + len(self.admitting)
+
+    @property
+    def is_admitting_allowed(self) -> bool:
+        """Whether it makes sense to ask for blocks. When nothing runs, nothing would ever lift a hold: ask then."""
+        return self.hold is AdmissionHold.NONE or not self.running
+
+    def take_plan_id(self) -> int:
+        """Return the next plan's id."""
+        self.last_plan_id += 1
+        return self.last_plan_id
+
+    def pop_in_flight(self, plan_id: int) -> PlanInFlight | None:
+        """Take out the plan that a result or failure belongs to; None when it is none of this lane's.
+
+        Raises:
+            InvariantError: an older plan has no result yet, though a worker answers in order.
+        """
+        if not self.in_flight or plan_id < self.in_flight[0].plan_id:
+            return None
+        plan = self.in_flight.popleft()
+        require(plan.plan_id == plan_id, "results come in the order of plans", expected=plan.plan_id, got=plan_id)
+        return plan
+
+    def remove(self, request: Request) -> None:
+        """Take a running request out, and remember to tell the worker if it knows the handle."""
+        del self.running[request.handle]
+        if request.is_known_to_worker:
+            self.finished_handles.append(request.handle)

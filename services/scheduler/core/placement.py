@@ -1,0 +1,98 @@
+"""Which worker a request may and should run on."""
+
+from collections.abc import Iterable, Sequence
+
+from services.common.errors import EngineError, ErrorReason
+from services.scheduler.core.lane import Lane, WorkerInfo
+from services.scheduler.core.request import Request
+from services.scheduler.core.submission import Submission
+
+
+def serves(info: WorkerInfo, submission: Submission) -> bool:
+    """Tell whether the worker has the submission's model."""
+    return submission.model in ("", info.model)
+
+
+def max_known_tokens_on(info: WorkerInfo, submission: Submission) -> int:
+    """Length of prompt and output at which the worker cuts the output."""
+    return min(len(submission.prompt_token_ids) + submission.max_tokens, info.max_model_len)
+
+
+def find_misfit(info: WorkerInfo, submission: Submission, num_known_tokens: int) -> EngineError | None:
+    """Say why a request with ``num_known_tokens`` so far could not even run alone on the worker; None when it can.
+
+    The last token is never computed, so a request needs slots for one token less than it may grow to.
+    """
+    if num_known_tokens >= info.max_model_len:
+        return EngineError(
+            ErrorReason.PROMPT_TOO_LONG,
+            f"{num_known_tokens} tokens leave no room for output in a context of {info.max_model_len}; "
+            "shorten the prompt",
+            field="prompt",
+            num_tokens=str(num_known_tokens),
+            max_model_len=str(info.max_model_len),
+        )
+    num_slots_needed = max_known_tokens_on(info, submission) - 1
+    if num_slots_needed > info.num_usable_slots:
+        return EngineError(
+            ErrorReason.EXCEEDS_KV_CAPACITY,
+            f"prompt and max_tokens need {num_slots_needed} slots of KV cache, of which there are "
+            f"{info.num_usable_slots}; lower max_tokens",
+            field="max_tokens",
+            num_slots_needed=str(num_slots_needed),
+            num_slots=str(info.num_usable_slots),
+        )
+    return None
+
+
+def find_misfit_everywhere(
+    infos: Iterable[WorkerInfo], submission: Submission, num_known_tokens: int
+) -> EngineError | None:
+    """Say why a request can run on no worker that has its model; None when it can, or when there is no such worker."""
+    misfit = None
+    for info in infos:
+        if serves(info, submission):
+            misfit = find_misfit(info, submission, num_known_tokens)
+            if misfit is None:
+                return None
+    return misfit
+
+
+def choose_lane(lanes: Iterable[Lane], request: Request, max_num_requests: int) -> Lane | None:
+    """Choose the lane with the fewest requests of those that could take ``request`` now; None when none could."""
+    candidates = [
+        lane
+        for lane in lanes
+        if lane.num_places_taken < max_num_requests
+        and lane.is_admitting_allowed
+        and serves(lane.info, request.submission)
+        and find_misfit(lane.info, request.submission, len(request.token_ids)) is None
+    ]
+    return min(candidates, key=lambda lane: lane.num_places_taken, default=None)
+
+
+def check_can_be_served(submission: Submission, now_ms: int, infos: Sequence[WorkerInfo]) -> None:
+    """Refuse a submission that makes no sense, is too late, or can never run on the workers that are known.
+
+    Without any worker nothing is known of models and sizes; the fit is looked at when the first one comes.
+
+    Raises:
+        EngineError: INVALID_REQUEST, DEADLINE_EXCEEDED, MODEL_NOT_FOUND, PROMPT_TOO_LONG or EXCEEDS_KV_CAPACITY.
+    """
+    if not submission.prompt_token_ids:
+        raise EngineError(ErrorReason.INVALID_REQUEST, "the prompt has no token; send at least one", field="prompt")
+    if submission.max_tokens < 1:
+        raise EngineError(ErrorReason.INVALID_REQUEST, "max_tokens must be at least 1", field="max_tokens")
+    if submission.deadline_ms is not None and submission.deadline_ms <= now_ms:
+        raise EngineError(ErrorReason.DEADLINE_EXCEEDED, "the deadline has passed already", field="deadline")
+    if infos and not any(serves(info, submission) for info in infos):
+        raise EngineError(
+            ErrorReason.MODEL_NOT_FOUND,
+            f"no worker serves the model {submission.model}",
+            field="model",
+            model=submission.model,
+        )
+    num_known_tokens = len(submission.prompt_token_ids) + len(submission.output_token_ids)
+    misfit = find_misfit_everywhere(infos, submission, num_known_tokens)
+    if misfit is not None:
+        raise misfit

@@ -1,0 +1,267 @@
+"""The scheduler: which tokens of which requests each worker computes next, and what becomes of the results.
+
+The one rule: each request has tokens known and tokens computed, and a step lets the second catch up with the first (see
+:mod:`request` for the picture). Prompts, prefix hits, recomputation after a preemption and decoding are all the same
+to it.
+
+Pure and synchronous: the shell calls, in any order that events give it,
+
+- ``add_request``, ``abort_request``, ``expire_deadlines`` when clients want something,
+- ``take_kv_message`` and ``apply_kv_reply`` towards the KV-cache manager,
+- ``schedule`` and ``apply`` towards each worker,
+- ``take_events`` to tell the gateways,
+
+and ``open_worker``, ``close_worker``, ``reset_kv`` when another process comes or goes. Every submitted request gets
+exactly one event with a finish; after that nothing of it is left. The laws are those of :mod:`invariants`.
+"""
+
+from services.common.errors import EngineError, ErrorReason
+from services.common.verify import require
+from services.scheduler.core.batch_plan import BatchPlan, StepResult
+from services.scheduler.core.events import FinishReason, RequestEvent
+from services.scheduler.core.invariants import check_scheduler_state
+from services.scheduler.core.kv_broker import KVBroker
+from services.scheduler.core.kv_messages import KVMessage, KVReply
+from services.scheduler.core.lane import Lane, PlanInFlight, WorkerInfo
+from services.scheduler.core.limits import SchedulerLimits, SchedulerLoad, WorkerLoad
+from services.scheduler.core.placement import check_can_be_served, find_misfit_everywhere
+from services.scheduler.core.request import Request, RequestStatus
+from services.scheduler.core.request_book import RequestBook, is_waiting, make_finish, natural_end
+from services.scheduler.core.submission import Submission
+from services.scheduler.core.token_budget import plan_rows
+
+
+class Scheduler:
+    """All requests and all workers of one cell.
+
+    Args:
+        limits: Bounds of a step and of the queue.
+        epoch: Of this process life (uint64); handles count up from it, so those of two lives never meet.
+    """
+
+    def __init__(self, limits: SchedulerLimits, epoch: int) -> None:
+        self._limits = limits
+        self._lane_by_worker: dict[str, Lane] = {}
+        self._last_plan_id_by_worker: dict[str, int] = {}
+        self._book = RequestBook(limits)
+        self._kv = KVBroker(limits, epoch + 1, self._book, self._lane_by_worker)
+        self._num_steps = 0
+        self._num_scheduled_tokens = 0
+        self._num_sampled_tokens = 0
+
+    # The step: plan, execute elsewhere, apply.
+
+    def schedule(self, worker: str) -> BatchPlan | None:
+        """Plan the worker's next step.
+
+        Returns:
+            The plan, to be sent at once; None when there is nothing to do or enough plans are in flight. A plan without
+            rows only lets the worker forget requests.
+        """
+        lane = self._lane_by_worker.get(worker)
+        if lane is None or len(lane.in_flight) >= self._limits.run_ahead_depth:
+            return None
+        requests, rows, new_requests = plan_rows(lane.running.values(), self._limits.max_num_batched_tokens)
+        if not rows and not lane.finished_handles:
+            return None
+        for request in requests:
+            if request.num_expected_tokens >= request.refill_at:
+                self._kv.ask_blocks(request)
+        finished_handles, lane.finished_handles = tuple(lane.finished_handles), []
+        plan_id = lane.take_plan_id()
+        lane.in_flight.append(PlanInFlight(plan_id, requests, rows))
+        return BatchPlan(plan_id, worker, tuple(new_requests), tuple(rows), finished_handles)
+
+    def apply(self, worker: str, result: StepResult) -> None:
+        """Take up what a step computed and sampled.
+
+        A row whose request has left the worker since (ended, preempted) is dead: its handle is not the request's any
+        more, and what it computed is thrown away. A result that belongs to no plan in flight is ignored: the worker was
+        lost and has come back since.
+
+        Raises:
+            InvariantError: the result is out of order, or lacks a token that its plan samples.
+        """
+        lane = self._lane_by_worker.get(worker)
+        plan = lane.pop_in_flight(result.plan_id) if lane is not None else None
+        if plan is None:
+            return
+        token_id_by_handle = dict(result.sampled)
+        for request, row in zip(plan.requests, plan.rows, strict=True):
+            if request.handle != row.handle:
+                continue
+            if row.handle in result.failed_handles:
+                self._fail(request, "the model's output was not a number; change the prompt or report this")
+                continue
+            request.num_computed_tokens += row.num_scheduled_tokens
+            if request.num_computed_tokens >= request.commit_at:
+                self._kv.note_computed(request)
+            if row.is_sampling:
+                require(row.handle in token_id_by_handle, "each sampling row yields a token", handle=row.handle)
+                self._append_output(request, token_id_by_handle[row.handle])
+        self._num_steps += 1
+        self._num_scheduled_tokens += sum(row.num_scheduled_tokens for row in plan.rows)
+        self._num_sampled_tokens += len(result.sampled)
+
+    def apply_failure(self, worker: str, plan_id: int, reason: str) -> None:
+        """End, with STEP_FAILED, the requests that had a row in a plan that the worker could not execute.
+
+        The worker may not have learnt the plan's new requests; it is told to forget them all the same.
+        """
+        lane = self._lane_by_worker.get(worker)
+        plan = lane.pop_in_flight(plan_id) if lane is not None else None
+        if plan is not None:
+            for request, row in zip(plan.requests, plan.rows, strict=True):
+                if request.handle == row.handle:
+                    self._fail(request, reason)
+
+    def can_schedule(self, worker: str) -> bool:
+        """Tell whether ``schedule`` may have a plan; False is certain, True costs a call to find out."""
+        lane = self._lane_by_worker.get(worker)
+        return (
+            lane is not None
+            and len(lane.in_flight) < self._limits.run_ahead_depth
+            and bool(lane.running or lane.finished_handles)
+        )
+
+    # Requests.
+
+    def add_request(self, submission: Submission, now_ms: int) -> None:
+        """Take a request in; its events follow.
+
+        Raises:
+            EngineError: INVALID_REQUEST, DUPLICATE_REQUEST, QUEUE_FULL, DEADLINE_EXCEEDED, or, when workers are known,
+                MODEL_NOT_FOUND, PROMPT_TOO_LONG, EXCEEDS_KV_CAPACITY. The request is not taken in then.
+        """
+        check_can_be_served(submission, now_ms, [lane.info for lane in self._lane_by_worker.values()])
+        request = self._book.add(submission)
+        reason = natural_end(request)
+        if reason is not None:
+            self._end(request, reason)  # resumed after its last token, whose finish the client has not seen
+
+    def abort_request(self, request_id: str) -> bool:
+        """End a live request as CANCELLED. Idempotent.
+
+        Returns:
+            Whether it was live.
+        """
+        request = self._book.request_by_id.get(request_id)
+        if request is None:
+            return False
+        self._end(request, FinishReason.CANCELLED)
+        return True
+
+    def abort_gateway(self, gateway: str) -> None:
+        """End every live request of a gateway that is gone, and drop its events, since nobody is left to read them."""
+        for request in list(self._book.request_by_id.values()):
+            if request.submission.gateway == gateway:
+                self._end(request, FinishReason.CANCELLED)
+        self._book.drop_events(gateway)
+
+    def expire_deadlines(self, now_ms: int) -> None:
+        """End with DEADLINE_EXCEEDED every live request whose deadline is at or before ``now_ms``."""
+        for request in self._book.find_expired(now_ms):
+            error = EngineError(ErrorReason.DEADLINE_EXCEEDED, "the request's deadline has passed; allow more time")
+            self._end(request, FinishReason.ERROR, error)
+
+    def next_deadline_ms(self) -> int | None:
+        """Return when ``expire_deadlines`` is due next; None when no live request has a deadline."""
+        return self._book.next_deadline_ms()
+
+    def take_events(self) -> list[RequestEvent]:
+        """Return the news since the last call, at most one event per request."""
+        return self._book.take_events()
+
+    # Other processes.
+
+    def open_worker(self, info: WorkerInfo) -> None:
+        """Take a worker into service, empty; one of the same name is closed first.
+
+        Waiting requests that could never run on any worker that has their model end with an error.
+        """
+        self.close_worker(info.name)
+        lane = Lane(info, self._limits.credit_tokens, self._last_plan_id_by_worker.get(info.name, 0))
+        self._lane_by_worker[info.name] = lane
+        self._kv.open_lane(lane)
+        infos = [lane.info for lane in self._lane_by_worker.values()]
+        for request in [request for queue in self._book.queue_by_model.values() for request in queue]:
+            misfit = find_misfit_everywhere(infos, request.submission, len(request.token_ids))
+            if misfit is not None:
+                self._end(request, FinishReason.ERROR, misfit)
+
+    def close_worker(self, worker: str) -> None:
+        """Take a worker out of service: its requests wait again with all their tokens, before all later arrivals.
+
+        Idempotent. Results that are still under way from it will be ignored.
+        """
+        lane = self._lane_by_worker.pop(worker, None)
+        if lane is not None:
+            self._last_plan_id_by_worker[worker] = lane.last_plan_id
+            self._kv.close_lane(lane)
+
+    def reset_kv(self) -> None:
+        """Begin anew with an empty KV-cache manager: all running requests wait again, all pools are opened again."""
+        self._kv.reset()
+
+    def take_kv_message(self) -> KVMessage | None:
+        """Return what there is to say to the KV-cache manager; None when nothing is, or while a reply is awaited."""
+        return self._kv.take_message()
+
+    def apply_kv_reply(self, reply: KVReply) -> None:
+        """Take up a reply; one that is not awaited any more is ignored."""
+        self._kv.apply_reply(reply)
+
+    # Introspection.
+
+    def load(self) -> SchedulerLoad:
+        """Figures of now, and counts since the start."""
+        lanes = self._lane_by_worker.values()
+        num_running = sum(len(lane.running) for lane in lanes)
+        return SchedulerLoad(
+            num_waiting=len(self._book.request_by_id) - num_running,
+            num_waiting_tokens=self._book.num_waiting_tokens,
+            num_running=num_running,
+            num_preemptions=self._kv.num_preemptions,
+            num_steps=self._num_steps,
+            num_scheduled_tokens=self._num_scheduled_tokens,
+            num_sampled_tokens=self._num_sampled_tokens,
+            workers=tuple(WorkerLoad(lane.info.name, len(lane.running), len(lane.in_flight)) for lane in lanes),
+        )
+
+    def is_idle(self) -> bool:
+        """Tell whether nothing is live, in flight, or to be said to anyone."""
+        lanes = self._lane_by_worker.values()
+        is_busy = any(lane.num_places_taken or lane.in_flight or lane.finished_handles for lane in lanes)
+        return self._book.is_empty() and self._kv.is_idle and not is_busy
+
+    def check_invariants(self) -> None:
+        """Check every law of :mod:`invariants`, in time proportional to all live requests.
+
+        Raises:
+            InvariantError: a law is broken.
+        """
+        check_scheduler_state(self._book, self._lane_by_worker, self._limits)
+
+    def _append_output(self, request: Request, token_id: int) -> None:
+        request.token_ids.append(token_id)
+        self._book.report(request)
+        # Looked at before asking for the reason, since nearly every token ends nothing.
+        if token_id in request.end_token_ids or len(request.token_ids) >= request.max_known_tokens:
+            reason = natural_end(request)
+            if reason is not None:
+                self._end(request, reason)
+
+    def _fail(self, request: Request, reason: str) -> None:
+        self._end(request, FinishReason.ERROR, EngineError(ErrorReason.STEP_FAILED, reason))
+
+    def _end(self, request: Request, reason: FinishReason, error: EngineError | None = None) -> None:
+        """End a live request wherever it stands, and free everything that it holds."""
+        if request.status is RequestStatus.RUNNING:
+            self._kv.leave(request, RequestStatus.FINISHED)
+        elif request.status is RequestStatus.ADMITTING:
+            self._kv.abandon_admission(request)
+        else:
+            assert is_waiting(request)
+            self._book.dequeue(request)
+            request.change_status(RequestStatus.FINISHED)
+        self._book.forget(request, make_finish(request, reason, error))
