@@ -98,6 +98,7 @@ class RemoteScheduler:
         self._to_cancel: set[str] = set()
         self._outbox: Outbox[pb2.ConnectRequest] = Outbox(self._take_message)
         self._models: tuple[ServedModel, ...] = ()
+        self._scheduler_epoch = 0
         self._is_linked = False
         self._is_serving = False
         self._is_draining = False
@@ -135,6 +136,10 @@ class RemoteScheduler:
         if not self._is_serving:
             return ("scheduler: not ready (it waits for kv_cache and a worker) or not answering",)
         return () if self._models else ("worker: no model is served yet",)
+
+    def epoch(self) -> int:
+        """Return the life of the scheduler that was last heard of; 0 before the first."""
+        return self._scheduler_epoch
 
     # -- called by RemoteGeneration
 
@@ -221,6 +226,7 @@ class RemoteScheduler:
         return message
 
     def _receive(self, message: pb2.ConnectResponse) -> None:
+        self._scheduler_epoch = message.scheduler_epoch
         if message.has_served_models:
             self._mirror_models(message)
         for event in message.events:
