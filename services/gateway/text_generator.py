@@ -1,0 +1,174 @@
+"""From a validated request to scheduler requests: prompts become tokens, limits are settled, seeds are chosen.
+
+Everything that can be refused without the scheduler is refused here, before the first byte of an answer. Every surface
+goes through ``TextGenerator``.
+"""
+
+import secrets
+from dataclasses import dataclass
+
+from services.common.errors import EngineError, ErrorReason
+from services.gateway.chat_template import ChatTemplate
+from services.gateway.generation import Backing, PreparedRequest, TextGeneration
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.output_fold import OutputRule
+from services.gateway.ports import Sampling, SchedulerRequest, ServedModel
+from services.gateway.validated_request import ChatPrompt, OutputLimit, Prompt, TokenPrompt, ValidatedRequest
+from services.gateway.validation import invalid
+
+_UINT64_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSettings:
+    """What the operator decides about generations."""
+
+    tenant: str = "default"
+    """Identity of every client while there is no authentication; also the scope of shared prefix blocks."""
+
+    default_timeout_s: float = 600.0
+    """Longest time, in seconds, that a request without a deadline may take; as long as OpenAI's client waits."""
+
+
+class TextGenerator:
+    """Prepares and opens generations.
+
+    Args:
+        backing: What they stand on.
+        template: The served model's chat template.
+        settings: The operator's decisions.
+    """
+
+    def __init__(self, backing: Backing, template: ChatTemplate, settings: GenerationSettings) -> None:
+        self._backing = backing
+        self._tokenizer = backing.tokenizer
+        self._template = template
+        self._settings = settings
+
+    @property
+    def metrics(self) -> GatewayMetrics:
+        """Where refusals are counted, which no generation sees."""
+        return self._backing.metrics
+
+    def now_unix_s(self) -> int:
+        """Return the time, in whole seconds since the epoch."""
+        return self._backing.clock.unix_ms() // 1000
+
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        """Turn a prompt into token ids; long texts on a thread.
+
+        Raises:
+            EngineError: INVALID_REQUEST or UNSUPPORTED_PARAMETER naming the field, from tokenizer or template.
+        """
+        match prompt:
+            case TokenPrompt(token_ids):
+                return list(token_ids)
+            case ChatPrompt(messages, adds_generation_prompt, adds_special_tokens, field):
+                text = self._template.render(messages, add_generation_prompt=adds_generation_prompt)
+                return await self._tokenizer.encode_async(text, add_special_tokens=adds_special_tokens, field=field)
+            case _:
+                return await self._tokenizer.encode_async(
+                    prompt.text, add_special_tokens=prompt.adds_special_tokens, field=prompt.field
+                )
+
+    async def prepare(
+        self, validated: ValidatedRequest, request_id: str, idempotency_key: str | None = None
+    ) -> tuple[PreparedRequest, ...]:
+        """Turn every prompt of a request into a scheduler request; submits nothing.
+
+        Args:
+            validated: The request.
+            request_id: Its id; with several prompts each gets ``-<index>`` appended.
+            idempotency_key: The client's.
+
+        Raises:
+            EngineError: PROMPT_TOO_LONG, INVALID_REQUEST, UNSUPPORTED_PARAMETER.
+        """
+        timeout_s = validated.timeout_s or self._settings.default_timeout_s
+        deadline_unix_ms = self._backing.clock.unix_ms() + round(timeout_s * 1000)
+        rule = self._output_rule(validated)
+        prepared = []
+        for index, prompt in enumerate(validated.prompts):
+            token_ids = await self.tokenize(prompt)
+            max_tokens = _max_tokens(validated.limit, len(token_ids), validated.model, prompt.field)
+            wish = validated.sampling
+            # Without the client's seed each prompt gets its own, so that equal prompts are independent samples.
+            seed = secrets.randbits(63) if wish.seed is None else wish.seed
+            request = SchedulerRequest(
+                request_id=request_id if len(validated.prompts) == 1 else f"{request_id}-{index}",
+                tenant=self._settings.tenant,
+                idempotency_key=idempotency_key,
+                deadline_unix_ms=deadline_unix_ms,
+                priority=validated.priority,
+                cache_scope=self._settings.tenant,
+                model=validated.model.name,
+                weight_version=validated.model.weight_version,
+                prompt_token_ids=tuple(token_ids),
+                sampling=Sampling(wish.temperature, wish.top_p, wish.top_k, wish.min_p, seed & _UINT64_MASK),
+                max_tokens=max_tokens,
+                min_tokens=0,
+                eos_token_ids=frozenset() if validated.stop.ignores_eos else self._tokenizer.eos_token_ids,
+                stop_token_ids=validated.stop.token_ids | rule.stop_text_by_id.keys(),
+            )
+            prepared.append(PreparedRequest(validated.surface, request, rule, seed))
+        return tuple(prepared)
+
+    def open(self, prepared: PreparedRequest, *, yields_every_token: bool = False) -> TextGeneration:
+        """Return the generation of a prepared request, not yet submitted.
+
+        Args:
+            prepared: What to run.
+            yields_every_token: Whether tokens come out while their text is still held back, with an empty text.
+        """
+        return TextGeneration(prepared, self._backing, yields_every_token=yields_every_token)
+
+    def _output_rule(self, validated: ValidatedRequest) -> OutputRule:
+        stop = validated.stop
+        # A stop string that is a special token would never show up in text that leaves special tokens out.
+        stop_text_by_id = {
+            ids[0]: text
+            for text in stop.strings
+            if len(ids := self._tokenizer.encode(text, add_special_tokens=False, field="stop")) == 1
+            and self._tokenizer.is_special(ids[0])
+        }
+        return OutputRule(
+            stop_strings=stop.strings,
+            stop_text_by_id=stop_text_by_id,
+            stop_token_ids=stop.token_ids,
+            includes_stop=stop.is_included,
+            skips_special_tokens=validated.reply.skips_special_tokens,
+            at_text_start=isinstance(validated.prompts[0], ChatPrompt),
+        )
+
+
+def _max_tokens(limit: OutputLimit, num_prompt_tokens: int, model: ServedModel, field: str) -> int:
+    """Settle the output limit against the model's context.
+
+    Raises:
+        EngineError: PROMPT_TOO_LONG, when nothing is left for the output; INVALID_REQUEST, when the prompt is empty or
+            the client's limit does not fit.
+    """
+    if num_prompt_tokens == 0:
+        raise invalid(field, "has no tokens; write something to continue")
+    num_left = model.max_model_len - num_prompt_tokens
+    if num_left < 1:
+        text = (
+            f"{field} has {num_prompt_tokens} tokens; {model.name} takes {model.max_model_len} "
+            "for prompt and output together. Shorten the prompt."
+        )
+        raise EngineError(
+            ErrorReason.PROMPT_TOO_LONG,
+            text,
+            field=field,
+            num_prompt_tokens=str(num_prompt_tokens),
+            max_model_len=str(model.max_model_len),
+        )
+    if limit.max_tokens is None:
+        return num_left if limit.default is None else min(limit.default, num_left)
+    if limit.max_tokens > num_left:
+        problem = (
+            f"is {limit.max_tokens}, but after a prompt of {num_prompt_tokens} tokens {model.name} has room for "
+            f"{num_left} of its {model.max_model_len}"
+        )
+        raise invalid(limit.field, problem)
+    return limit.max_tokens
