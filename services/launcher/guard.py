@@ -14,20 +14,25 @@ import sys
 import time
 from typing import Final, Self
 
-GRACE_S: Final = 5.0  # longer than the lifeline's own grace
+DEFAULT_GRACE_S: Final = 5.0
 
 
 class Guard:
-    """The launcher's handle on the guard process. Use as a context manager."""
+    """The launcher's handle on the guard process. Use as a context manager.
 
-    def __init__(self) -> None:
+    Args:
+        grace_s: Seconds between the launcher's death and the end of what is left; longer than the lifeline's own grace.
+    """
+
+    def __init__(self, grace_s: float = DEFAULT_GRACE_S) -> None:
+        self._grace_s = grace_s
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         """Start the guard where the system has pidfds."""
         if hasattr(os, "pidfd_open"):
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__],
+                [sys.executable, "-I", "-S", __file__, str(self._grace_s)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -61,7 +66,7 @@ def main() -> None:
             pidfds.append(os.pidfd_open(int(line)))
         except ProcessLookupError:
             continue
-    deadline = time.monotonic() + GRACE_S
+    deadline = time.monotonic() + float(sys.argv[1])
     for pidfd in pidfds:
         if not select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))[0]:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)

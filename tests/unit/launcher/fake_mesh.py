@@ -55,6 +55,7 @@ def is_alive(pid: int) -> bool:
 class FakeMesh:
     """Collects what happens, and lets a test wait for it."""
 
+    also_started: Callable[[int], None] = lambda pid: None
     lines: list[tuple[str, str]] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
     records: list[MeshRecord] = field(default_factory=list)
@@ -92,6 +93,7 @@ class FakeMesh:
 
     def _on_started(self, pid: int) -> None:
         self.pids.append(pid)
+        self.also_started(pid)
         self._events.set()
 
     def _announce(self) -> None:
