@@ -156,6 +156,11 @@ class EngineLoop:
         self._core.apply(worker, result)
         self._wake.set()
 
+    def step_failed(self, worker: str, plan_id: int, reason: str) -> None:
+        """End the requests of a step that the device could not execute; they must not fail the next worker too."""
+        self._core.apply_failure(worker, plan_id, reason)
+        self._wake.set()
+
     # -- the loop
 
     async def run(self) -> None:

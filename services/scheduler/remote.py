@@ -109,6 +109,10 @@ class WorkerLink:
                 logger.info("worker is up", extra={"fields": {"worker": self._name, "epoch": info.epoch}})
                 try:
                     await exchange(call, self._outbox, self._receive, unavailable)
+                except EngineError as error:
+                    if error.reason is ErrorReason.STEP_FAILED and "plan_id" in error.metadata:
+                        self._engine.step_failed(self._name, int(error.metadata["plan_id"]), error.message)
+                    raise
                 finally:
                     self._engine.worker_down(self._name)
 

@@ -1,0 +1,48 @@
+"""What every test has: verification on, one compute thread, and a detector of leaked asyncio tasks."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from services.common.verify import set_verification
+
+# Several tests run models; two processes of two threads each on two cores only take time from each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def default_model_path() -> Path:
+    """Return the default model's file; scripts/test fetches it before the tests run."""
+    override = os.environ.get("TREADLE_TEST_MODEL")
+    if override:
+        return Path(override)
+    from services.launcher.model_store import default_model_file
+
+    return default_model_file()
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    path = default_model_path()
+    assert path.exists(), f"{path} is missing; `treadle model pull` or ./scripts/test fetches it"
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _verification() -> Iterator[None]:
+    set_verification(enabled=True)
+    yield
+    set_verification(enabled=False)
+
+
+@pytest.fixture
+async def no_leaked_tasks() -> AsyncIterator[None]:
+    """Fail when the test leaves a task running."""
+    before = asyncio.all_tasks()
+    yield
+    leaked = asyncio.all_tasks() - before - {asyncio.current_task()}
+    assert not leaked, f"leaked tasks: {[task.get_name() for task in leaked]}"
