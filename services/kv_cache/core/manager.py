@@ -149,6 +149,19 @@ class KVCacheManager:
         if pool is not None:
             pool.release(handle)
 
+    def pools(self) -> list[str]:
+        """Return the names of the open pools."""
+        return list(self._pool_by_name)
+
+    def lease_pool(self, handle: int) -> tuple[str, int]:
+        """Return the pool that a lease is in, and the block epoch of its opening.
+
+        Raises:
+            EngineError: STALE_EPOCH when no such lease exists.
+        """
+        pool = self._leasing_pool(handle)
+        return pool.spec.pool, pool.block_epoch
+
     def usage(self, name: str) -> PoolUsage:
         """Figures of an open pool.
 
