@@ -1,7 +1,7 @@
 """The wire adapter of the KV-cache manager: one session of one scheduler at a time.
 
-Owns: which session is the current one. Guarantees: operations reach the core in the order of the stream; a session of an
-older scheduler is refused and one of a newer scheduler ends the older, so two schedulers never share a pool.
+Owns: which session is the current one. Guarantees: operations reach the core in the order of the stream; a session of
+an older scheduler is refused and one of a newer scheduler ends the older, so two schedulers never share a pool.
 """
 
 import asyncio

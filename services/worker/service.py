@@ -1,0 +1,65 @@
+"""Wiring and lifecycle of a worker: health answers at once, ready when the model is in memory."""
+
+import asyncio
+
+from services.common.clock import SystemClock
+from services.common.rpc.server import RpcServer
+from services.worker.config import WorkerConfig
+from services.worker.device_executor import DeviceExecutor
+from services.worker.loading import LoadedModel, load_model
+from services.worker.model_runner import ModelRunner
+from services.worker.servicer import Capabilities, WorkerServicer
+from treadle.worker.v1 import worker_service_pb2 as pb2
+from treadle.worker.v1 import worker_service_pb2_grpc as pb2_grpc
+
+
+class WorkerService:
+    """Implements ``services.common.bootstrap.Service``."""
+
+    def __init__(self, config: WorkerConfig, server: RpcServer, epoch: int) -> None:
+        self._config = config
+        self._server = server
+        self._epoch = epoch
+        self._clock = SystemClock()
+        self._loaded: LoadedModel | None = None
+        self._executor = DeviceExecutor(self._load)
+        self._servicer = WorkerServicer(self._clock, config.max_run_ahead_depth)
+        pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server.server)
+        server.add_service_names([pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name])
+
+    async def run(self) -> None:
+        """Load the model, then serve until cancelled.
+
+        Raises:
+            EngineError: the model cannot be loaded; the process then ends and says why.
+        """
+        try:
+            await self._executor.start()
+            assert self._loaded is not None
+            self._servicer.loaded(self._executor, self._capabilities(self._loaded))
+            await self._server.set_ready(is_ready=True)
+            await asyncio.Event().wait()
+        finally:
+            await self._executor.close()
+
+    async def drain(self) -> None:
+        """Wait until the scheduler has closed its stream; it drains first."""
+        await self._servicer.stream_ended()
+
+    def _load(self) -> ModelRunner:
+        self._loaded = load_model(self._config, self._clock)
+        return self._loaded.runner
+
+    def _capabilities(self, loaded: LoadedModel) -> Capabilities:
+        return Capabilities(
+            name=self._config.name or "worker",
+            worker_epoch=self._epoch,
+            model=loaded.name,
+            weight_version=loaded.weight_version,
+            num_blocks=loaded.num_blocks,
+            block_size=self._config.block_size,
+            max_model_len=loaded.max_model_len,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
+            device="cpu",
+            dtype=self._config.dtype,
+        )
