@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import uvloop
 
@@ -74,6 +74,18 @@ def run_service(service_name: str, config_type: type[Config], build: Builder[Con
             logger.critical("service failed: %s", cause, exc_info=cause)
         return 1
     return 0
+
+
+def exit_process(status: int) -> NoReturn:
+    """End this process at once, after a service has stopped and its logs are out.
+
+    Native threads (compute pools, gRPC) may still run when an interpreter is torn down, and then abort a process that
+    has done everything right; nothing is left that a tear-down would do.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -151,6 +151,8 @@ def _worker_names(settings: ServeSettings) -> list[str]:
 def _worker_flags(settings: ServeSettings, model: ResolvedModel) -> list[str]:
     return _flags(
         model=model.path,
+        model_name=settings.model_name or model.name,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
         dtype=settings.dtype,
         device=settings.device,
         kv_cache_gib=settings.kv_cache_gib,
@@ -175,7 +177,6 @@ def _gateway_flags(settings: ServeSettings, model: ResolvedModel, scheduler: str
         http_port=settings.http_port,
         scheduler=scheduler,
         model=model.path,
-        model_name=settings.model_name or model.name,
     )
 
 

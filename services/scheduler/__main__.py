@@ -1,10 +1,8 @@
 """Run the scheduler: ``python -P -m services.scheduler --listen A --kv-cache A --workers worker-0=A``."""
 
-import sys
-
-from services.common.bootstrap import run_service
+from services.common.bootstrap import exit_process, run_service
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import SchedulerService
 
 if __name__ == "__main__":
-    sys.exit(run_service("scheduler", SchedulerConfig, SchedulerService))
+    exit_process(run_service("scheduler", SchedulerConfig, SchedulerService))

@@ -12,6 +12,8 @@ from services.worker.servicer import Capabilities, WorkerServicer
 from treadle.worker.v1 import worker_service_pb2 as pb2
 from treadle.worker.v1 import worker_service_pb2_grpc as pb2_grpc
 
+_CLOSE_TIMEOUT_S = 5.0
+
 
 class WorkerService:
     """Implements ``services.common.bootstrap.Service``."""
@@ -40,7 +42,8 @@ class WorkerService:
             await self._server.set_ready(is_ready=True)
             await asyncio.Event().wait()
         finally:
-            await self._executor.close()
+            # A load cannot be interrupted, and nobody waits for it.
+            await self._executor.close(timeout_s=_CLOSE_TIMEOUT_S if self._loaded else 0.0)
 
     async def drain(self) -> None:
         """Wait until the scheduler has closed its stream; it drains first."""
