@@ -74,7 +74,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, object]] | None = None,
-        **variables: object,
+        variables: Mapping[str, object] | None = None,
     ) -> str:
         """Render a conversation.
 
@@ -86,7 +86,7 @@ class ChatTemplate:
             messages: Objects with ``role`` and ``content`` as in OpenAI's API; other keys are passed through.
             add_generation_prompt: Whether to end with the start of the assistant's turn.
             tools: Tool definitions for templates that take them.
-            **variables: Further template variables (``chat_template_kwargs``).
+            variables: Further template variables (``chat_template_kwargs``).
 
         Raises:
             EngineError: INVALID_REQUEST naming the field, when the model has no template, a message is malformed, or
@@ -94,6 +94,7 @@ class ChatTemplate:
         """
         if self._template is None:
             raise _invalid("messages", "This model has no chat template; use /v1/completions with a prompt instead.")
+        variables = variables or {}
         for name in variables:
             if name in _TEMPLATE_VARIABLES:
                 raise _invalid(f"chat_template_kwargs.{name}", f"{name} cannot be set as a template variable.")

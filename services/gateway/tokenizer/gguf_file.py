@@ -10,13 +10,14 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
-from tokenizers import AddedToken, decoders, models, normalizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from services.common.errors import EngineError, ErrorReason
 from services.common.gguf_metadata import GgufMetadata
 from services.gateway.tokenizer.pieces import SPACE_MARK, PieceAlphabet, PieceCoding
 from services.gateway.tokenizer.pre_tokenizers import bpe_family
+from services.gateway.tokenizer.surroundings import surround
 from services.gateway.tokenizer.tokenizer import Tokenizer, TokenizerFacts
 
 _PREFIX: Final = "tokenizer.ggml."
@@ -82,6 +83,7 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer:
     """
     with GgufMetadata(path) as metadata:
         vocabulary = _read_vocabulary(metadata)
+        _check_named_ids(metadata, vocabulary)
         kind = metadata.string(_PREFIX + "model")
         if kind == "gpt2":
             backend, coding, adds_bos = _build_byte_level(metadata, vocabulary)
@@ -104,13 +106,22 @@ def _read_vocabulary(metadata: GgufMetadata) -> _Vocabulary:
     types = metadata.integers(_PREFIX + "token_type") or [_TokenType.NORMAL] * len(texts)
     if len(types) != len(texts):
         raise _failure(metadata, f"it has {len(texts)} tokens and {len(types)} token types")
-    id_by_text: dict[str, int] = {}
-    for token_id, (text, token_type) in enumerate(zip(texts, types, strict=True)):
-        if token_type != _TokenType.UNUSED:
-            id_by_text.setdefault(text, token_id)
-    controls = [i for i, t in enumerate(types) if t in (_TokenType.CONTROL, _TokenType.UNKNOWN)]
-    user_defined = [i for i, t in enumerate(types) if t == _TokenType.USER_DEFINED]
-    return _Vocabulary(id_by_text, controls, user_defined, texts)
+    ids_by_type: dict[int, list[int]] = {token_type: [] for token_type in _TokenType}
+    for token_id, token_type in enumerate(types):
+        ids_by_type.setdefault(token_type, []).append(token_id)
+    id_by_text = {text: token_id for token_id, text in enumerate(texts)}
+    for token_id in ids_by_type[_TokenType.UNUSED]:
+        id_by_text.pop(texts[token_id], None)
+    controls = ids_by_type[_TokenType.UNKNOWN] + ids_by_type[_TokenType.CONTROL]
+    return _Vocabulary(id_by_text, controls, ids_by_type[_TokenType.USER_DEFINED], texts)
+
+
+def _check_named_ids(metadata: GgufMetadata, vocabulary: _Vocabulary) -> None:
+    """Refuse ids outside the vocabulary, except for padding, which is never used here and often wrong."""
+    for key in ("bos_token_id", "unknown_token_id", *_END_TOKEN_KEYS):
+        token_id = metadata.integer(_PREFIX + key)
+        if token_id is not None and not 0 <= token_id < len(vocabulary.texts):
+            raise _failure(metadata, f"its {key} is {token_id} and it has {len(vocabulary.texts)} tokens")
 
 
 def _build_byte_level(metadata: GgufMetadata, vocabulary: _Vocabulary) -> tuple[Backend, PieceCoding, bool]:
@@ -184,23 +195,21 @@ def _add_special_tokens(backend: Backend, vocabulary: _Vocabulary) -> None:
 def _add_bos_and_eos(backend: Backend, metadata: GgufMetadata, vocabulary: _Vocabulary, *, adds_bos: bool) -> None:
     """Put BOS and EOS around a text as the metadata says, or as the kind of tokenizer does by default."""
     wants_bos = metadata.boolean(_PREFIX + "add_bos_token")
-    wants_eos = metadata.boolean(_PREFIX + "add_eos_token") or False
     bos_id = metadata.integer(_PREFIX + "bos_token_id") if (adds_bos if wants_bos is None else wants_bos) else None
-    eos_id = metadata.integer(_PREFIX + "eos_token_id") if wants_eos else None
-    named = [(vocabulary.texts[i], i) for i in (bos_id, eos_id) if i is not None]
-    if named:
-        bos = "" if bos_id is None else f"{vocabulary.texts[bos_id]} "
-        eos = "" if eos_id is None else f" {vocabulary.texts[eos_id]}"
-        backend.post_processor = processors.TemplateProcessing(single=f"{bos}$A{eos}", special_tokens=named)
+    eos_id = metadata.integer(_PREFIX + "eos_token_id") if metadata.boolean(_PREFIX + "add_eos_token") else None
+    surround(
+        backend,
+        bos=None if bos_id is None else vocabulary.texts[bos_id],
+        eos=None if eos_id is None else vocabulary.texts[eos_id],
+    )
 
 
 def _read_facts(metadata: GgufMetadata, vocabulary: _Vocabulary, coding: PieceCoding) -> TokenizerFacts:
     end_ids = {metadata.integer(_PREFIX + key) for key in _END_TOKEN_KEYS}
     end_ids |= {i for i in vocabulary.controls if vocabulary.texts[i] in _END_TOKEN_TEXTS}
     named = {name: metadata.integer(_PREFIX + key) for name, key in _NAMED_TOKENS.items()}
-    for token_id in (*end_ids, *named.values()):
-        if token_id is not None and not 0 <= token_id < len(vocabulary.texts):
-            raise _failure(metadata, f"it names token id {token_id} and has {len(vocabulary.texts)} tokens")
+    if not 0 <= (named["pad_token"] or 0) < len(vocabulary.texts):
+        named["pad_token"] = None
     architecture = metadata.string("general.architecture")
     return TokenizerFacts(
         coding=coding,

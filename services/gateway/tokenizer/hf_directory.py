@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import Tokenizer as Backend
-from tokenizers import processors
 
 from services.common.errors import EngineError, ErrorReason
 from services.gateway.tokenizer.pieces import SPACE_MARK, PieceAlphabet, PieceCoding
+from services.gateway.tokenizer.surroundings import surround
 from services.gateway.tokenizer.tokenizer import Tokenizer, TokenizerFacts
 
 _NAMED_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -92,17 +92,12 @@ def _apply_bos_and_eos_flags(backend: Backend, config: dict[str, Any], names: di
 
     Without any flag the post-processor stands. This is what transformers does.
     """
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    ends = [
-        (text, backend.token_to_id(text))
-        for flag, text in (("add_bos_token", names.get("bos_token")), ("add_eos_token", names.get("eos_token")))
-        if config.get(flag) and text is not None
-    ]
-    named = [(text, token_id) for text, token_id in ends if token_id is not None]
-    bos = f"{names['bos_token']} " if config.get("add_bos_token") and "bos_token" in names else ""
-    eos = f" {names['eos_token']}" if config.get("add_eos_token") and "eos_token" in names else ""
-    backend.post_processor = processors.TemplateProcessing(single=f"{bos}$A{eos}", special_tokens=named)
+    if "add_bos_token" in config or "add_eos_token" in config:
+        surround(
+            backend,
+            bos=names.get("bos_token") if config.get("add_bos_token") else None,
+            eos=names.get("eos_token") if config.get("add_eos_token") else None,
+        )
 
 
 def _eos_token_ids(directory: _Directory, backend: Backend, names: dict[str, str]) -> frozenset[int]:
