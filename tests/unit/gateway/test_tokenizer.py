@@ -44,11 +44,11 @@ async def test_async_encoding_gives_the_same_ids(tokenizer, text, add_special_to
 async def test_event_loop_turns_while_a_long_text_is_encoded(tokenizer):
     num_turns = 0
     async with asyncio.TaskGroup() as group:
-        encoding = group.create_task(tokenizer.encode_async("hello world " * 20_000, add_special_tokens=False))
+        encoding = group.create_task(tokenizer.encode_async("hello world " * 4000, add_special_tokens=False))
         while not encoding.done():
             num_turns += 1
             await asyncio.sleep(0)
-    assert num_turns > 100
+    assert num_turns > 10  # 1, if the library held the interpreter lock
 
 
 async def test_closed_tokenizer_still_encodes_short_texts(tmp_path):
