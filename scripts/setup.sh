@@ -17,9 +17,9 @@ set_up() {
   if _is_stamped "$wanted" "$extras"; then
     return
   fi
-  mkdir -p "$(dirname "$treadle_venv")"
-  # One set-up at a time; the second then finds the work done. Without flock (macOS) nothing keeps two apart.
-  exec 9>"$treadle_venv.lock"
+  # One set-up at a time; the second then finds the work done. Any file can carry the lock; this one is always there.
+  # Without flock (macOS) nothing keeps two apart.
+  exec 9<"$treadle_root/scripts/constraints.txt"
   if command -v flock >/dev/null; then
     flock -n 9 || { echo "waiting for another set-up of $treadle_venv ..." >&2; flock 9; }
   fi
