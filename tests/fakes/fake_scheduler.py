@@ -28,6 +28,7 @@ class FakeScheduler:
         is_manual: Nothing is made until the test calls :meth:`FakeGeneration.make`.
         hang_after: Stop making tokens at this output position, for ever.
         fail_after: Fail with ``failure`` at this output position.
+        failing: Ids of the requests that fail so; None is all.
         refusal: Raised when a request is submitted.
         num_cached_tokens: Reported prefix hit.
     """
@@ -37,6 +38,7 @@ class FakeScheduler:
     is_manual: bool = False
     hang_after: int | None = None
     fail_after: int | None = None
+    failing: frozenset[str] | None = None
     failure: EngineError = field(default_factory=lambda: EngineError(ErrorReason.WORKER_UNAVAILABLE, "worker died"))
     refusal: EngineError | None = None
     num_cached_tokens: int = 0
@@ -75,6 +77,7 @@ class FakeGeneration:
         self._request = request
         self._answer = list(scheduler.answer(request))
         self._journal = StreamJournal()
+        self._may_fail = scheduler.failing is None or request.request_id in scheduler.failing
 
     async def __aenter__(self) -> Self:
         if self._scheduler.refusal is not None:
@@ -109,7 +112,7 @@ class FakeGeneration:
             position = self._journal.num_tokens
             if self._journal.is_closed or position == self._scheduler.hang_after:
                 return
-            if position == self._scheduler.fail_after:
+            if position == self._scheduler.fail_after and self._may_fail:
                 self._journal.fail(self._scheduler.failure)
                 return
             self._append(position, self._answer[position % len(self._answer)])
