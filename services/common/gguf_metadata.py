@@ -8,7 +8,6 @@ another exception; no value is read past the end of the file.
 The layout is that of the GGUF specification (ggml-org/ggml, docs/gguf.md), versions 2 and 3, little-endian.
 """
 
-import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -191,8 +190,7 @@ class GgufMetadata:
         (version,) = _U32.unpack_from(self._map, 4)
         if version not in _VERSIONS:
             raise self._error(f"GGUF version {version} is not supported; versions 2 and 3 (little-endian) are")
-        num_tensors, num_keys = struct.unpack_from("<QQ", self._map, 8)
-        self._num_tensors: int = num_tensors
+        (num_keys,) = _U64.unpack_from(self._map, 16)
         entries: dict[str, _Entry] = {}
         offset = 24
         for _ in range(num_keys):
@@ -265,9 +263,10 @@ class GgufMetadata:
         return self._map[start:end].decode("utf-8", "replace"), end
 
     def _read_tensor_infos(self) -> tuple[GgufTensorInfo, ...]:
+        (num_tensors,) = _U64.unpack_from(self._map, 8)
         offset = self._directory_offset
         relative: list[GgufTensorInfo] = []
-        for _ in range(self._num_tensors):
+        for _ in range(num_tensors):
             name, offset = self._read_string(offset)
             (num_dimensions,) = _U32.unpack_from(self._map, offset)
             if num_dimensions > _MAX_DIMENSIONS:
@@ -278,7 +277,7 @@ class GgufMetadata:
             offset += 12
             relative.append(GgufTensorInfo(name, shape, type_id, data_offset))
         alignment = self.integer("general.alignment") or _DEFAULT_ALIGNMENT
-        start = math.ceil(offset / alignment) * alignment
+        start = -(-offset // alignment) * alignment
         infos = tuple(GgufTensorInfo(t.name, t.shape, t.type_id, start + t.offset_bytes) for t in relative)
         for info in infos:
             if info.offset_bytes > len(self._map):

@@ -212,6 +212,8 @@ def _check_unicode(text: str, field: str) -> None:
     Raises:
         EngineError: INVALID_REQUEST, when there is a lone surrogate.
     """
+    if text.isascii():
+        return  # known without a look at the text
     try:
         text.encode()
     except UnicodeEncodeError as error:
