@@ -71,6 +71,7 @@ class ServiceRunner:
         self._on_exit = on_exit
         self._on_change = on_change
         self._child: ChildProcess | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._ready_since_s: float | None = None
         self._num_failures = 0
         self._stop_requested = asyncio.Event()
@@ -118,6 +119,8 @@ class ServiceRunner:
         child = self._child
         if child is None:
             return
+        if self._watching is not None:
+            self._watching.cancel()  # an open call keeps the server waiting for its grace
         child.terminate()
         try:
             async with asyncio.timeout(grace_s):
@@ -146,9 +149,9 @@ class ServiceRunner:
             child.kill()
         try:
             async with asyncio.TaskGroup() as tasks:
-                watching = tasks.create_task(self._watch(), name=f"{name}.health")
+                self._watching = tasks.create_task(self._watch(), name=f"{name}.health")
                 exit_code = await child.run()
-                watching.cancel()
+                self._watching.cancel()
             return exit_code
         finally:
             self._child = None

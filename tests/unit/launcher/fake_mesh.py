@@ -15,6 +15,7 @@ from services.launcher.supervisor import Supervisor
 from services.launcher.topology import ServiceSpec, Tier, Topology
 
 READY = "READY"
+WATCH_ENDED = "WATCH ENDED"
 
 GOOD = """
 import signal, sys
@@ -111,4 +112,7 @@ class FakeMesh:
         await self.wait_for(lambda: self.times_printed(address, READY) >= life)
         on_change(True)
         self._events.set()
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.lines.append((address, WATCH_ENDED))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from services.launcher.service_runner import ServiceRunner
-from tests.unit.launcher.fake_mesh import DEAF, FAILING, NEVER_READY, FakeMesh, a_spec, is_alive
+from tests.unit.launcher.fake_mesh import DEAF, FAILING, NEVER_READY, WATCH_ENDED, FakeMesh, a_spec, is_alive
 
 NAMES = ["kv_cache", "worker-0", "worker-1", "scheduler", "gateway"]
 
@@ -56,6 +56,17 @@ async def test_supervisor_stops_from_the_clients_inwards(lifeline_fd: int) -> No
     assert stopped[:2] == ["gateway", "scheduler"]
     assert sorted(stopped[2:4]) == ["worker-0", "worker-1"]
     assert stopped[4:] == ["kv_cache"]
+
+
+async def test_supervisor_closes_its_own_call_before_a_service_is_told_to_stop(lifeline_fd: int) -> None:
+    mesh = FakeMesh()
+    supervisor = mesh.supervisor(lifeline_fd)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(supervisor.run())
+        await mesh.wait_for(lambda: mesh.num_announced > 0)
+        supervisor.request_stop()
+    for name in NAMES:
+        assert [line for printed_by, line in mesh.lines if printed_by == name] == ["READY", WATCH_ENDED, "STOPPED"]
 
 
 async def test_supervisor_stops_in_order_on_sigterm(lifeline_fd: int) -> None:

@@ -61,9 +61,9 @@ def test_gateway_listens_in_public_and_serves_the_model_under_its_name() -> None
         "--http-port=9000",
         "--scheduler=unix:/run/scheduler.sock",
         "--model=/models/tiny.gguf",
-        "--model-name=mine",
     ):
         assert flag in gateway.command
+    assert "--model-name=mine" in service(topology, "worker-0").command
 
 
 def test_unset_settings_are_left_to_the_service() -> None:
