@@ -22,6 +22,9 @@ from services.gateway.validation import invalid, is_sane_id
 
 T = TypeVar("T")
 
+_MAX_EXPLAINED_BYTES = 256 << 10
+"""Largest malformed body that is parsed a second time, which holds up the event loop for about 10 ms a MiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
@@ -123,7 +126,8 @@ def decode_fields(body: bytes) -> dict[str, object]:
     except RecursionError:
         raise EngineError(ErrorReason.INVALID_REQUEST, "The body is nested too deeply.") from None
     except msgspec.MsgspecError as error:
-        raise _explain(body, str(error)) from None
+        problem = str(error)
+        raise (_explain(body, problem) if len(body) <= _MAX_EXPLAINED_BYTES else _malformed(problem)) from None
     if not isinstance(fields, dict):
         raise EngineError(ErrorReason.INVALID_REQUEST, "The body must be a JSON object.")
     return fields
@@ -214,7 +218,7 @@ def _explain(body: bytes, problem: str) -> EngineError:
     except UnicodeDecodeError as error:
         return EngineError(ErrorReason.INVALID_REQUEST, f"The body is not UTF-8 (byte {error.start}).")
     except (ValueError, RecursionError):
-        return EngineError(ErrorReason.INVALID_REQUEST, f"The body is not valid JSON: {problem}.")
+        return _malformed(problem)
     pending: list[tuple[str, object]] = [("", value)]
     while pending:
         path, item = pending.pop()
@@ -226,6 +230,10 @@ def _explain(body: bytes, problem: str) -> EngineError:
             return invalid(_printable(path), "must be a finite number of ordinary size")
         elif isinstance(item, str) and _printable(item) != item:
             return invalid(_printable(path), "is not valid Unicode: it holds a lone surrogate")
+    return _malformed(problem)
+
+
+def _malformed(problem: str) -> EngineError:
     return EngineError(ErrorReason.INVALID_REQUEST, f"The body is not valid JSON: {problem}.")
 
 

@@ -176,7 +176,6 @@ class AsgiCall:
         self.may_send = asyncio.Event()
         self.may_send.set()
         self.wants_to_send = asyncio.Event()
-        self.is_over = False
 
     @property
     def body(self) -> bytes:
@@ -213,6 +212,10 @@ class AsgiCall:
 async def calling(api: Api, path: str, body: dict[str, Any]) -> AsyncIterator[AsgiCall]:
     """Run a call beside the test; the application must be done within 5 s after the block."""
     call = AsgiCall(path, body)
+
+    async def run() -> None:
+        await api.app(call.scope, call.receive, call.send)
+
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-        group.create_task(api.app(call.scope, call.receive, call.send))
+        group.create_task(run())
         yield call

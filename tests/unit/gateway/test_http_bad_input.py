@@ -204,6 +204,11 @@ async def test_deep_nesting_in_an_unknown_field_is_harmless():
         assert (await Api(speaker("x")).post("/v1/completions", body)).status_code in (200, 400)
 
 
+async def test_large_malformed_body_is_refused_without_a_second_look():
+    body = b'{"prompt":"' + b"x" * (1 << 20) + b'","temperature":NaN}'
+    assert is_refusal(await Api(speaker("x")).post("/v1/completions", body), None)
+
+
 async def test_last_of_two_equal_keys_counts():
     api = Api(speaker("abc", ends=False))
     response = await api.post("/v1/completions", b'{"prompt":"a","max_tokens":0,"max_tokens":2}')
