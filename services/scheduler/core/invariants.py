@@ -63,14 +63,18 @@ def _check_lane(lane: Lane, limits: SchedulerLimits) -> None:
 
 def _check_progress(request: Request, num_tokens_in_flight: int, num_samples_in_flight: int) -> None:
     num_known = len(request.token_ids)
-    computed, planned, expected = (
-        request.num_computed_tokens,
-        request.num_planned_tokens,
-        request.num_expected_tokens,
-    )
-    details = {"request_id": request.request_id, "computed": computed, "planned": planned, "expected": expected}
-    require(computed <= planned <= expected <= request.max_known_tokens, "computed catches up with known", **details)
-    require(num_known <= expected and computed < num_known, "known lies between computed and expected", **details)
-    require(planned <= request.num_slots, "only what has slots is planned", num_slots=request.num_slots, **details)
-    require(planned - computed == num_tokens_in_flight, "planned rows are in flight or computed", **details)
-    require(expected - num_known == num_samples_in_flight, "expected samples are in flight or known", **details)
+    computed, planned = request.num_computed_tokens, request.num_planned_tokens
+    expected = request.num_expected_tokens
+    broken_law = None
+    if not computed <= planned <= expected <= request.max_known_tokens:
+        broken_law = "computed catches up with known"
+    elif not computed < num_known <= expected:
+        broken_law = "known lies between computed and expected"
+    elif planned > request.num_slots:
+        broken_law = "only what has slots is planned"
+    elif planned - computed != num_tokens_in_flight:
+        broken_law = "what is planned and not computed is in flight"
+    elif expected - num_known != num_samples_in_flight:
+        broken_law = "what is expected and not known is in flight"
+    if broken_law is not None:
+        require(False, broken_law, request=request, tokens=num_tokens_in_flight, samples=num_samples_in_flight)

@@ -1,0 +1,145 @@
+"""A worker without tensors, whose next token depends on every KV entry that a real one would attend to.
+
+The KV entry of position p is a hash of ``(p, token, entry of p - 1)``, as a real model's deeper layers depend on the
+whole prefix. It is written to the slot that the block table names, and read back from there by every later position.
+A wrong block, a stale block, a row of another request or a missing position therefore changes the next token, or hits
+a poisoned slot: a block is poisoned when a request takes it up, unless the prefix cache vouches for it.
+"""
+
+from dataclasses import dataclass
+
+from services.scheduler.core import BatchPlan, NewRequest, ScheduledRow, StepResult, WorkerInfo
+
+VOCABULARY_SIZE = 50
+POISON = None
+SPOILT = -1
+
+
+class WorkerError(AssertionError):
+    """A plan that a worker could not have executed."""
+
+
+def kv_entry(position: int, token_id: int, previous_entry: int) -> int:
+    """KV of one position, given that of the position before (0 for none). Pure."""
+    return hash((position, token_id, previous_entry))
+
+
+def next_token(entries: list[int], seed: int, output_position: int) -> int:
+    """Sample the token after ``entries``, as a function of them, the seed and the output position. Pure."""
+    return hash((tuple(entries), seed, output_position)) % VOCABULARY_SIZE
+
+
+def reference_outputs(prompt_token_ids: tuple[int, ...], num_tokens: int, seed: int) -> list[int]:
+    """Compute the outputs that an undisturbed request has, without blocks, batches or steps. Pure."""
+    token_ids = list(prompt_token_ids)
+    entries: list[int] = []
+    for output_position in range(num_tokens):
+        for position in range(len(entries), len(token_ids)):
+            entries.append(kv_entry(position, token_ids[position], entries[-1] if entries else 0))
+        token_ids.append(next_token(entries, seed, output_position))
+    return token_ids[len(prompt_token_ids) :]
+
+
+@dataclass
+class _State:
+    request: NewRequest
+    token_ids: list[int]
+    block_ids: list[int]
+    num_computed_tokens: int
+
+
+class FakeWorker:
+    """Executes plans in order and checks each as a real worker would.
+
+    Args:
+        info: Its facts; ``num_blocks * block_size`` slots are kept.
+    """
+
+    def __init__(self, info: WorkerInfo) -> None:
+        self.info = info
+        self._slots: list[int | None] = [POISON] * (info.num_blocks * info.block_size)
+        self._state_by_handle: dict[int, _State] = {}
+        self._last_plan_id: int | None = None
+
+    @property
+    def num_known_requests(self) -> int:
+        """Requests that it was not told to forget yet."""
+        return len(self._state_by_handle)
+
+    def request_id_of(self, handle: int) -> str:
+        """Return the request that a known handle belongs to."""
+        return self._state_by_handle[handle].request.request_id
+
+    def spoil(self, handle: int) -> None:
+        """Let the KV of the last step of a known handle be no numbers: whoever uses it draws wrong tokens."""
+        state = self._state_by_handle[handle]
+        self._slots[self._slot(state, state.num_computed_tokens - 1)] = SPOILT
+
+    def execute(self, plan: BatchPlan) -> StepResult:
+        """Run a step.
+
+        Raises:
+            WorkerError: the plan is not executable: unknown handle, missing slot, poisoned KV, and so on.
+        """
+        self._check(self._last_plan_id is None or plan.plan_id == self._last_plan_id + 1, "plan ids ascend by one")
+        self._last_plan_id = plan.plan_id
+        for handle in plan.finished_handles:
+            self._check(handle in self._state_by_handle, f"finished handle {handle} is known")
+            del self._state_by_handle[handle]
+        for request in plan.new_requests:
+            self._learn(request)
+        handles = [row.handle for row in plan.rows]
+        self._check(len(set(handles)) == len(handles), "a request has at most one row in a plan")
+        sampled = [self._run(row) for row in plan.rows]
+        return StepResult(plan.plan_id, tuple(sample for sample in sampled if sample is not None))
+
+    def _learn(self, request: NewRequest) -> None:
+        self._check(request.handle not in self._state_by_handle, f"handle {request.handle} is new")
+        num_cached_blocks = request.num_computed_tokens // self.info.block_size
+        self._check(request.num_computed_tokens < len(request.token_ids), "a prefix hit leaves a token to compute")
+        self._state_by_handle[request.handle] = _State(
+            request, list(request.token_ids), list(request.block_ids), request.num_computed_tokens
+        )
+        self._poison(request.block_ids[num_cached_blocks:])
+
+    def _poison(self, block_ids: tuple[int, ...]) -> None:
+        block_size = self.info.block_size
+        for block_id in block_ids:
+            self._check(0 < block_id < self.info.num_blocks, f"block {block_id} is usable")
+            self._slots[block_id * block_size : (block_id + 1) * block_size] = [POISON] * block_size
+
+    def _run(self, row: ScheduledRow) -> tuple[int, int] | None:
+        self._check(row.handle in self._state_by_handle, f"row handle {row.handle} is known")
+        state = self._state_by_handle[row.handle]
+        state.block_ids += row.new_block_ids
+        self._poison(row.new_block_ids)
+        start, end = state.num_computed_tokens, state.num_computed_tokens + row.num_scheduled_tokens
+        self._check(start < end <= len(state.token_ids), "a row computes known tokens, at least one")
+        self._check(row.is_sampling == (end == len(state.token_ids)), "a row samples iff it reaches the last token")
+        self._check(end <= len(state.block_ids) * self.info.block_size, "a row has slots")
+        entries = [self._read(state, position) for position in range(start)]
+        for position in range(start, end):
+            entry = kv_entry(position, state.token_ids[position], entries[-1] if entries else 0)
+            self._slots[self._slot(state, position)] = entry
+            entries.append(entry)
+        state.num_computed_tokens = end
+        if not row.is_sampling:
+            return None
+        output_position = len(state.token_ids) - state.request.num_prompt_tokens
+        token_id = next_token(entries, state.request.sampling.seed, output_position)
+        state.token_ids.append(token_id)
+        return row.handle, token_id
+
+    def _slot(self, state: _State, position: int) -> int:
+        block_size = self.info.block_size
+        return state.block_ids[position // block_size] * block_size + position % block_size
+
+    def _read(self, state: _State, position: int) -> int:
+        entry = self._slots[self._slot(state, position)]
+        if entry is POISON:
+            raise WorkerError(f"{state.request.request_id} reads position {position}, which nobody has written")
+        return entry
+
+    def _check(self, condition: bool, law: str) -> None:
+        if not condition:
+            raise WorkerError(f"broken: {law}")

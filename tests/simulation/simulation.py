@@ -1,0 +1,273 @@
+"""The simulation: one seed is one world, with its own sizes, its own traffic, and its own order of everything.
+
+Scheduler core and KV-cache core are the real ones; workers and clients are fakes that know the right answer. Messages
+lie in first-in-first-out channels, as on a stream, and a random choice decides at each moment which channel delivers,
+who plans, who arrives, who cancels and who dies. After every event both cores check their invariants. In the end
+traffic and faults cease, and the world must come to rest with every request ended rightly and every block back.
+
+Everything follows from the seed (integers hash the same in every process), so a failing seed is a complete report.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from services.common.errors import EngineError, ErrorReason
+from services.kv_cache.core import KVCacheManager
+from services.kv_cache.core.prefix_hash import PrefixHash, sha256
+from services.scheduler.core import BatchPlan, KVMessage, KVReply, Scheduler, StepResult
+from tests.simulation.fake_client import FakeClient
+from tests.simulation.fake_worker import FakeWorker
+from tests.simulation.kv_wire import message_to_kv_cache, reply_to_scheduler
+from tests.simulation.world import Traffic, World
+
+MAX_EVENTS_TO_REST = 50_000
+REFUSALS = {
+    ErrorReason.QUEUE_FULL,
+    ErrorReason.PROMPT_TOO_LONG,
+    ErrorReason.EXCEEDS_KV_CAPACITY,
+    ErrorReason.DEADLINE_EXCEEDED,
+}
+
+Action = Callable[[], object]
+
+
+class SimulationError(AssertionError):
+    """The world did not come to rest, or something was left in it."""
+
+
+@dataclass
+class WorkerSite:
+    """A worker with its two channels."""
+
+    worker: FakeWorker
+    plans: deque[BatchPlan] = field(default_factory=deque)
+    results: deque[StepResult] = field(default_factory=deque)
+
+
+class Simulation:
+    """One world, from its first arrival to its rest.
+
+    Args:
+        seed: Everything follows from it.
+        prefix_hash: Of the prefix index.
+    """
+
+    def __init__(self, seed: int, prefix_hash: PrefixHash = sha256) -> None:
+        self.prefix_hash = prefix_hash
+        self.rng = random.Random(seed)
+        self.world = World.draw(self.rng)
+        self.traffic = Traffic(self.world, self.rng)
+        self.scheduler = Scheduler(self.world.limits, epoch=1000)
+        self.manager = KVCacheManager(epoch=500, prefix_hash=prefix_hash)
+        self.kv_messages: deque[KVMessage] = deque()
+        self.kv_replies: deque[KVReply] = deque()
+        self.site_by_worker: dict[str, WorkerSite] = {}
+        self.client_by_id: dict[str, FakeClient] = {}
+        self.worker_names = [f"worker-{index}" for index in range(self.world.num_workers)]
+        self.num_arrivals = 0
+        self.num_steps = 0
+        self.now_ms = 0
+        self.num_lives = 0
+
+    def run(self) -> int:
+        """Run to the end; return the number of steps that workers executed.
+
+        Raises:
+            AssertionError: a fake saw something wrong, or the world did not come to rest.
+            EngineError: a core broke one of its laws, or refused what it must not refuse.
+        """
+        while self.num_arrivals < self.world.num_requests:
+            self._do(self.rng.choice([*self._traffic(), *self._faults(), *self._deliveries(), *self._shell_work()]))
+        for name in self.worker_names:
+            if name not in self.site_by_worker:
+                self._do(partial(self._open_worker, name))
+        for _ in range(MAX_EVENTS_TO_REST):
+            deliveries = self._deliveries()
+            if deliveries:
+                self._do(self.rng.choice([*deliveries, *self._shell_work()]))
+            elif not any([self._do(work) for work in self._shell_work()]):  # each one is to be tried
+                break
+        else:
+            raise SimulationError("the world does not come to rest")
+        self._check_rest()
+        return self.num_steps
+
+    def _do(self, action: Action) -> object:
+        outcome = action()
+        if outcome is not False:
+            self.scheduler.check_invariants()
+        return outcome
+
+    # What may happen next.
+
+    def _traffic(self) -> list[Action]:
+        actions: list[Action] = []
+        if self.rng.random() < 0.3:
+            actions.append(self._arrive)
+        live = [client for client in self.client_by_id.values() if client.finish is None]
+        if live and self.rng.random() < 0.05:
+            actions += [partial(self._cancel, self.rng.choice(live)), self._lose_gateway, self._pass_time]
+        return actions
+
+    def _faults(self) -> list[Action]:
+        if self.site_by_worker and self.rng.random() >= self.world.fault_ratio:
+            return []
+        return [self._lose_kv_cache, self._fail_step, *(partial(self._flap_worker, name) for name in self.worker_names)]
+
+    def _deliveries(self) -> list[Action]:
+        actions: list[Action] = []
+        if self.kv_messages:
+            actions.append(self._deliver_kv_message)
+        if self.kv_replies:
+            actions.append(self._deliver_kv_reply)
+        for name, site in self.site_by_worker.items():
+            if site.plans:
+                actions.append(partial(self._execute, site))
+            if site.results:
+                actions.append(partial(self._apply, name, site))
+        return actions
+
+    def _shell_work(self) -> list[Action]:
+        """List what the shell does after every input; each tells whether there was anything to do."""
+        return [*(partial(self._plan, name) for name in self.site_by_worker), self._talk, self._read_events]
+
+    # The shell's work.
+
+    def _plan(self, name: str) -> bool:
+        plan = self.scheduler.schedule(name)
+        if plan is not None:
+            self.site_by_worker[name].plans.append(plan)
+        return plan is not None
+
+    def _talk(self) -> bool:
+        message = self.scheduler.take_kv_message()
+        if message is not None:
+            self.kv_messages.append(message)
+        return message is not None
+
+    def _read_events(self) -> bool:
+        events = self.scheduler.take_events()
+        for event in events:
+            self.client_by_id[event.request_id].receive(event)
+        return bool(events)
+
+    # The wire and the peers.
+
+    def _deliver_kv_message(self) -> None:
+        message = self.kv_messages.popleft()
+        self.kv_replies.append(reply_to_scheduler(self.manager.apply_batch(message_to_kv_cache(message))))
+        self.manager.check_invariants()
+
+    def _deliver_kv_reply(self) -> None:
+        self.scheduler.apply_kv_reply(self.kv_replies.popleft())
+
+    def _execute(self, site: WorkerSite) -> None:
+        plan = site.plans.popleft()
+        result = site.worker.execute(plan)
+        self.num_steps += 1
+        if result.sampled and self.rng.random() < self.world.spoil_ratio:
+            (failed_handle, _), *sampled = result.sampled
+            site.worker.spoil(failed_handle)
+            self.client_by_id[site.worker.request_id_of(failed_handle)].may_fail = True
+            result = replace(result, sampled=tuple(sampled), failed_handles=(failed_handle,))
+        site.results.append(result)
+
+    def _apply(self, name: str, site: WorkerSite) -> None:
+        self.scheduler.apply(name, site.results.popleft())
+
+    # Clients.
+
+    def _arrive(self) -> None:
+        self.num_arrivals += 1
+        submission = self.traffic.draw(f"request-{self.num_arrivals}", self.now_ms)
+        client = FakeClient.for_submission(submission, self.world.max_model_len)
+        # Before any worker is known, what cannot fit is taken in and ended later.
+        client.may_fail = submission.deadline_ms is not None or not self.world.fits(submission)
+        self.traffic.learn((*submission.prompt_token_ids, *client.expected))
+        self._submit(client)
+
+    def _submit(self, client: FakeClient) -> None:
+        try:
+            self.scheduler.add_request(client.resubmission(), self.now_ms)
+        except EngineError as error:
+            self.client_by_id.pop(client.submission.request_id, None)
+            if error.reason not in REFUSALS or (error.reason is not ErrorReason.QUEUE_FULL and not client.may_fail):
+                raise
+        else:
+            self.client_by_id[client.submission.request_id] = client
+
+    def _cancel(self, client: FakeClient) -> None:
+        client.is_cancelled = True
+        self.scheduler.abort_request(client.submission.request_id)
+
+    def _lose_gateway(self) -> None:
+        """Lose a gateway with whatever it has not read; its clients come back with what they have received."""
+        gateway = self.rng.choice(["gateway-0", "gateway-1"])
+        self.scheduler.abort_gateway(gateway)
+        for client in list(self.client_by_id.values()):
+            if client.submission.gateway == gateway and client.finish is None:
+                self._submit(client)
+
+    def _pass_time(self) -> None:
+        self.now_ms += self.rng.randint(1, 200)
+        self.scheduler.expire_deadlines(self.now_ms)
+
+    # Faults.
+
+    def _open_worker(self, name: str) -> None:
+        self.num_lives += 1
+        info = self.world.worker_info(name, self.num_lives)
+        self.site_by_worker[name] = WorkerSite(FakeWorker(info))
+        self.scheduler.open_worker(info)
+
+    def _flap_worker(self, name: str) -> None:
+        """Lose a worker with all that is under way, or bring it back; a result that was late must not count."""
+        lost = self.site_by_worker.pop(name, None)
+        if lost is not None:
+            self.scheduler.close_worker(name)
+        if lost is None or self.rng.random() < 0.5:
+            self._open_worker(name)
+        if lost is not None and lost.results:
+            self.scheduler.apply(name, lost.results[0])
+
+    def _fail_step(self) -> None:
+        """Have a worker die of a plan: the requests in it end, the others go on when it is back."""
+        for name, site in self.site_by_worker.items():
+            if site.plans and not site.results:
+                plan = site.plans.popleft()
+                known = {request.handle: request.request_id for request in plan.new_requests}
+                for row in plan.rows:
+                    request_id = known.get(row.handle) or site.worker.request_id_of(row.handle)
+                    self.client_by_id[request_id].may_fail = True
+                self.scheduler.apply_failure(name, plan.plan_id, "the device failed")
+                self._open_worker(name)
+                return
+
+    def _lose_kv_cache(self) -> None:
+        """Lose the KV-cache manager with its channels; a reply that was late must not count."""
+        self.num_lives += 1
+        self.manager = KVCacheManager(epoch=1000 * self.num_lives, prefix_hash=self.prefix_hash)
+        late_replies = list(self.kv_replies)
+        self.kv_messages.clear()
+        self.kv_replies.clear()
+        self.scheduler.reset_kv()
+        for reply in late_replies:
+            self.scheduler.apply_kv_reply(reply)
+
+    # The end.
+
+    def _check_rest(self) -> None:
+        for request_id, client in self.client_by_id.items():
+            if client.finish is None:
+                raise SimulationError(f"{request_id} has no end; {self.scheduler.load()}")
+        if not self.scheduler.is_idle():
+            raise SimulationError(f"the scheduler is not idle: {self.scheduler.load()}")
+        for name, site in self.site_by_worker.items():
+            usage = self.manager.usage(name)
+            if usage.num_held or usage.num_leases:
+                raise SimulationError(f"blocks are left: {usage}")
+            if site.worker.num_known_requests:
+                raise SimulationError(f"{name} was not told to forget {site.worker.num_known_requests} requests")
