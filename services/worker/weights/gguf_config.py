@@ -4,6 +4,7 @@ Keys as in the GGUF specification (ggml-org/ggml, docs/gguf.md); what they mean 
 ``src/llama-model.cpp`` and ``convert_hf_to_gguf.py``.
 """
 
+import math
 from collections.abc import Collection
 
 from services.common.gguf_metadata import GgufMetadata
@@ -112,7 +113,6 @@ class _GgufConfigReader:
         elif not factor:
             raise self._lacks("rope.scaling.factor")
         original = self._optional_size("rope.scaling.original_context_length") or self._size("context_length")
-        attention_factor = metadata.floating(self._key("rope.scaling.attn_factor"))
         return RopeConfig(
             theta=metadata.floating(self._key("rope.freq_base")) or 10_000.0,
             scaling=scalings[name],
@@ -120,9 +120,14 @@ class _GgufConfigReader:
             original_max_position=original if name == "yarn" else None,
             beta_fast=metadata.floating(self._key("rope.scaling.yarn_beta_fast")) or 32.0,
             beta_slow=metadata.floating(self._key("rope.scaling.yarn_beta_slow")) or 1.0,
-            attention_factor=attention_factor,
+            attention_factor=self._yarn_attention_factor(factor) if name == "yarn" and factor else None,
             freq_factors=freq_factors,
         )
+
+    def _yarn_attention_factor(self, factor: float) -> float | None:
+        """Read the factor on cos and sin: ggml multiplies YaRN's own by the file's (``ggml_rope_yarn``)."""
+        extra = self._metadata.floating(self._key("rope.scaling.attn_factor"))
+        return None if extra is None else extra * (1.0 + 0.1 * math.log(factor))
 
     def _read_end_ids(self) -> tuple[int, ...]:
         metadata = self._metadata

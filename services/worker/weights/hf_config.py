@@ -145,16 +145,18 @@ def _has_sliding_layers(fields: JsonObject) -> bool:
     Raises:
         EngineError: MODEL_LOAD_FAILED, when some do and some do not.
     """
-    num_layers = fields.required_integer("num_hidden_layers")
-    first_sliding = fields.integer("max_window_layers")
-    if first_sliding is None:
-        first_sliding = _QWEN_MAX_WINDOW_LAYERS
-    kinds = fields.strings("layer_types") or [
-        "sliding_attention" if layer >= first_sliding else "full_attention" for layer in range(num_layers)
-    ]
-    if len(set(kinds)) > 1:
+    kinds = set(fields.strings("layer_types"))
+    if not kinds:
+        first_sliding = fields.integer("max_window_layers")
+        if first_sliding is None:
+            first_sliding = _QWEN_MAX_WINDOW_LAYERS
+        if first_sliding > 0:
+            kinds.add("full_attention")
+        if first_sliding < fields.required_integer("num_hidden_layers"):
+            kinds.add("sliding_attention")
+    if kinds not in ({"full_attention"}, {"sliding_attention"}):
         raise refusal(fields.path, "layers with and without a sliding window in one model are not supported")
-    return kinds[0] == "sliding_attention"
+    return "sliding_attention" in kinds
 
 
 def _read_eos_token_ids(directory: Path, fields: JsonObject) -> tuple[int, ...]:

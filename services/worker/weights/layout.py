@@ -53,6 +53,9 @@ def check_layout(path: Path, config: ModelConfig, found: Mapping[str, Shape]) ->
     Raises:
         EngineError: MODEL_LOAD_FAILED, naming the tensors that are missing, surplus or of another shape.
     """
+    # Each layer has several tensors. A damaged count of billions must not be written out as a list first.
+    if config.num_layers > len(found):
+        raise refusal(path, f"the model should have {config.num_layers} layers, but holds only {len(found)} tensors")
     expected = expected_tensors(config)
     problems = []
     if missing := [name for name in expected if name not in found]:
