@@ -110,7 +110,7 @@ def build_topology(
         listen = [] if address is not None else [f"--listen={addresses[name]}"]
         service = tier.name.lower()
         command = (machine.python, "-P", "-m", f"services.{service}", f"--name={name}", *listen, *flags, *common)
-        environment = _environment(machine.environ, num_threads)
+        environment = _environment(machine.environ, num_threads, shares_cores=settings.workers > 1)
         return ServiceSpec(name, service, tier, command, address or addresses[name], environment)
 
     threads_per_worker = max(1, machine.num_cores // settings.workers)
@@ -185,7 +185,7 @@ def _flags(**values: object) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
 
 
-def _environment(inherited: Mapping[str, str], num_threads: int) -> dict[str, str]:
+def _environment(inherited: Mapping[str, str], num_threads: int, *, shares_cores: bool) -> dict[str, str]:
     """Return the environment of a service; what the user set wins over what we would choose."""
     chosen = {
         "PYTHONUNBUFFERED": "1",  # a crash must not swallow the lines that explain it
@@ -198,4 +198,6 @@ def _environment(inherited: Mapping[str, str], num_threads: int) -> dict[str, st
         "MKL_NUM_THREADS": str(num_threads),
         "OPENBLAS_NUM_THREADS": str(num_threads),
     }
+    if shares_cores:
+        chosen["TREADLE_WORKER_NUM_THREADS"] = str(num_threads)  # a worker alone takes every core by itself
     return {**chosen, **inherited}

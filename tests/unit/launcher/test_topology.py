@@ -82,6 +82,8 @@ def test_every_service_gets_the_shared_flags() -> None:
 def test_cores_are_split_among_the_workers_and_the_rest_computes_on_one() -> None:
     topology = build(ServeSettings(workers=2))
     assert service(topology, "worker-1").environment["OMP_NUM_THREADS"] == "2"
+    assert service(topology, "worker-1").environment["TREADLE_WORKER_NUM_THREADS"] == "2"
+    assert "TREADLE_WORKER_NUM_THREADS" not in service(build(), "worker-0").environment
     assert service(topology, "gateway").environment["OMP_NUM_THREADS"] == "1"
 
 

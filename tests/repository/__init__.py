@@ -1,0 +1,1 @@
+"""Tests of the repository itself: the rules of services/STYLE.md that no other tool checks."""
