@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from services.common.verify import set_verification
+from services.launcher.model_catalogue import CATALOGUE
+from services.launcher.model_store import ModelStore, default_store_root
 
 # Several tests run models; two processes of two threads each on two cores only take time from each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -20,9 +22,7 @@ def default_model_path() -> Path:
     override = os.environ.get("TREADLE_TEST_MODEL")
     if override:
         return Path(override)
-    from services.launcher.model_store import default_model_file
-
-    return default_model_file()
+    return ModelStore(default_store_root(os.environ)).path_of(CATALOGUE[0])
 
 
 @pytest.fixture(scope="session")
