@@ -103,7 +103,7 @@ class GgufMetadata:
         self._map = _map_file(path)
         try:
             self._entries, self._directory_offset = self._scan()
-        except (struct.error, IndexError):
+        except (struct.error, IndexError, OverflowError):
             self._map.close()
             raise self._error("the file ends inside its header; it is truncated") from None
         except BaseException:
@@ -180,7 +180,7 @@ class GgufMetadata:
         """
         try:
             return self._read_tensor_infos()
-        except (struct.error, IndexError):
+        except (struct.error, IndexError, OverflowError):
             raise self._error("the file ends inside its tensor directory; it is truncated") from None
 
     def _scan(self) -> tuple[dict[str, _Entry], int]:

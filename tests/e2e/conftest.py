@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from services.launcher.model_catalogue import DEFAULT_MODEL
 from tests.mesh import Mesh, running_mesh
 
 
 @pytest.fixture(scope="session")
 def mesh(model_path: Path) -> Iterator[Mesh]:
-    with running_mesh(model_path, "--kv-cache-gib", "0.25", "--max-num-requests", "16") as mesh:
+    assert model_path.exists()
+    with running_mesh(DEFAULT_MODEL, "--kv-cache-gib", "0.25", "--max-num-requests", "16") as mesh:
         yield mesh
