@@ -1,0 +1,133 @@
+"""Weights in the layout of the kernels.
+
+Packing rearranges the numbers of a file without changing any: the same bytes on every machine, so that a packed model
+can be kept in a file beside the original and mapped into memory. The rows of a matrix are independent, so rows may be
+permuted or joined before packing.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle_kernels.cpu.formats import WeightFormat
+from treadle_kernels.cpu.library import address, call
+from treadle_kernels.cpu.structs import LinearStruct
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+ALIGNMENT = 64
+"""Of packed data in memory, and so in a file that is to be mapped."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """A linear layer ready to run: ``y[m, n] = x[m, k] W^T + bias``.
+
+    Attributes:
+        data: Packed weights, uint8, aligned to `ALIGNMENT`; may be a view of a memory map.
+        format: Number format of the weights.
+        n: Outputs.
+        k: Inputs.
+        bias: ``[n]`` float32, or None.
+    """
+
+    data: Bytes
+    format: WeightFormat
+    n: int
+    k: int
+    bias: Floats | None = None
+
+    def struct(self) -> LinearStruct:
+        """Describe it to the library; this object must outlive every use."""
+        return LinearStruct(
+            data=address(self.data, "packed weights", np.uint8, None),
+            num_bytes=self.data.nbytes,
+            bias=address(self.bias, "bias", np.float32, self.n),
+            format=self.format,
+            n=self.n,
+            k=self.k,
+        )
+
+
+def raw_bytes(weight_format: WeightFormat, n: int, k: int) -> int:
+    """Bytes of ``[n, k]`` weights as stored in a file. Pure.
+
+    Raises:
+        ValueError: ``k`` is no multiple of the format's block.
+    """
+    num_bytes = ctypes.c_uint64()
+    call("treadle_raw_bytes", weight_format, n, k, ctypes.byref(num_bytes))
+    return num_bytes.value
+
+
+def packed_bytes(weight_format: WeightFormat, n: int, k: int) -> int:
+    """Bytes of ``[n, k]`` weights when packed, a multiple of `ALIGNMENT`. Pure. Raises as `raw_bytes`."""
+    num_bytes = ctypes.c_uint64()
+    call("treadle_packed_bytes", weight_format, n, k, ctypes.byref(num_bytes))
+    return num_bytes.value
+
+
+def pack_linear(
+    weight_format: WeightFormat,
+    raw: npt.NDArray[np.generic] | bytes | memoryview,
+    n: int,
+    k: int,
+    *,
+    bias: Floats | None = None,
+    out: Bytes | None = None,
+) -> PackedLinear:
+    """Pack a matrix.
+
+    Args:
+        weight_format: Of ``raw``.
+        raw: Rows as stored in a file: the blocks of a GGUF tensor, or plain numbers (bfloat16 as two bytes each).
+        n: Rows.
+        k: Columns.
+        bias: ``[n]`` float32.
+        out: ``[packed_bytes(...)]`` uint8, aligned to `ALIGNMENT`, to pack into; None takes memory of its own.
+
+    Raises:
+        ValueError: sizes do not fit each other.
+    """
+    source = np.frombuffer(raw, dtype=np.uint8) if not isinstance(raw, np.ndarray) else _as_bytes(raw)
+    packed = aligned_bytes(packed_bytes(weight_format, n, k)) if out is None else out
+    call(
+        "treadle_pack",
+        weight_format,
+        address(source, "raw weights", np.uint8, None),
+        source.nbytes,
+        n,
+        k,
+        address(packed, "out", np.uint8, None),
+        packed.nbytes,
+    )
+    return PackedLinear(packed, weight_format, n, k, bias)
+
+
+def unpack_rows(weights: PackedLinear, rows: npt.NDArray[np.int32]) -> Floats:
+    """Decode some rows to float32 ``[len(rows), k]``, bit for bit as ``gguf.quants.dequantize``. Pure.
+
+    Raises:
+        ValueError: a row is outside the matrix.
+    """
+    out = np.empty((len(rows), weights.k), dtype=np.float32)
+    struct = weights.struct()
+    rows_address = address(rows, "rows", np.int32, None)
+    call("treadle_unpack_rows", ctypes.byref(struct), rows_address, len(rows), out.ctypes.data)
+    return out
+
+
+def aligned_bytes(num_bytes: int) -> Bytes:
+    """Allocate zeroed bytes that start at a multiple of `ALIGNMENT`."""
+    memory = np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + num_bytes]
+
+
+def _as_bytes(array: npt.NDArray[np.generic]) -> Bytes:
+    if not array.flags.c_contiguous:
+        raise ValueError(f"raw weights must be contiguous, have strides {array.strides}")
+    return array.reshape(-1).view(np.uint8)
