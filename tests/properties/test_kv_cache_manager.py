@@ -1,0 +1,138 @@
+"""Any order of leases over a tiny pool, against a model that remembers what every block was filled with.
+
+The model knows no hashes. It says what a hit may be: blocks whose recorded content is exactly the asked prefix in the
+asked scope. It runs with the real hash and with one of a single byte, where nearly everything collides.
+"""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from services.kv_cache.core import Admit, AdmitGranted, Commit, Denied, KVCacheManager, PoolSpec, Reserve
+from services.kv_cache.core.prefix_hash import sha256
+
+BLOCK_SIZE = 2
+NUM_BLOCKS = 10
+POOL = "pool"
+
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)
+
+
+@dataclass
+class ModelLease:
+    scope: str
+    token_ids: list[int]
+    block_ids: list[int]
+    num_computed_tokens: int
+    num_untold_tokens: int = field(default=0)
+
+
+class KVCacheMachine(RuleBasedStateMachine):
+    """``prefix_by_block`` is what each block was last filled with: scope, and all tokens up to its end."""
+
+    hash_bytes = 32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manager = KVCacheManager(epoch=1, prefix_hash=lambda preimage: sha256(preimage)[: self.hash_bytes])
+        self.manager.open_pool(PoolSpec(POOL, NUM_BLOCKS, BLOCK_SIZE, "m", "v"))
+        self.leases: dict[int, ModelLease] = {}
+        self.prefix_by_block: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.num_handles = 0
+
+    def num_held(self) -> int:
+        return len({block_id for lease in self.leases.values() for block_id in lease.block_ids})
+
+    @rule(token_ids=TOKENS, scope=st.sampled_from(["a", "b"]), spare=st.integers(0, 5))
+    def admit(self, token_ids: tuple[int, ...], scope: str, spare: int) -> None:
+        self.num_handles += 1
+        num_tokens = len(token_ids) + spare
+        num_blocks = -(-num_tokens // BLOCK_SIZE)
+        grant = self.manager.admit(Admit(self.num_handles, POOL, scope, token_ids, num_tokens))
+        if isinstance(grant, Denied):
+            # Fewer free than needed; with a hit, the hit's own blocks are not needed.
+            assert grant.num_free_blocks < grant.num_blocks_needed <= num_blocks
+            return
+        assert isinstance(grant, AdmitGranted)
+        assert len(grant.block_ids) == num_blocks
+        assert grant.num_cached_tokens % BLOCK_SIZE == 0
+        assert grant.num_cached_tokens < len(token_ids)
+        num_hit_blocks = grant.num_cached_tokens // BLOCK_SIZE
+        for index, block_id in enumerate(grant.block_ids[:num_hit_blocks]):
+            assert self.prefix_by_block[block_id] == (scope, token_ids[: (index + 1) * BLOCK_SIZE])
+        for block_id in grant.block_ids[num_hit_blocks:]:
+            assert all(block_id not in lease.block_ids for lease in self.leases.values())
+            self.prefix_by_block.pop(block_id, None)
+        self.leases[self.num_handles] = ModelLease(
+            scope, list(token_ids), list(grant.block_ids), grant.num_cached_tokens
+        )
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def compute_and_commit(self, data: st.DataObject) -> None:
+        handle = data.draw(st.sampled_from(sorted(self.leases)))
+        lease = self.leases[handle]
+        new_token_ids = data.draw(st.lists(st.integers(0, 1), max_size=3))
+        lease.token_ids += new_token_ids
+        limit = min(len(lease.token_ids), len(lease.block_ids) * BLOCK_SIZE)
+        lease.num_computed_tokens = data.draw(st.integers(lease.num_computed_tokens, limit))
+        self.manager.commit(Commit(handle, lease.num_computed_tokens, tuple(new_token_ids)))
+        for index in range(lease.num_computed_tokens // BLOCK_SIZE):
+            prefix = (lease.scope, tuple(lease.token_ids[: (index + 1) * BLOCK_SIZE]))
+            assert self.prefix_by_block.setdefault(lease.block_ids[index], prefix) == prefix
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), num_blocks=st.integers(1, 3))
+    def reserve(self, data: st.DataObject, num_blocks: int) -> None:
+        handle = data.draw(st.sampled_from(sorted(self.leases)))
+        num_free = NUM_BLOCKS - 1 - self.num_held()
+        grant = self.manager.reserve(Reserve(handle, num_blocks))
+        if isinstance(grant, Denied):
+            assert grant == Denied(handle, num_free, num_blocks)
+            assert num_free < num_blocks
+            return
+        for block_id in grant.block_ids:
+            assert all(block_id not in lease.block_ids for lease in self.leases.values())
+            self.prefix_by_block.pop(block_id, None)
+        self.leases[handle].block_ids += grant.block_ids
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        handle = data.draw(st.sampled_from(sorted(self.leases)))
+        del self.leases[handle]
+        self.manager.release(handle)
+        self.manager.release(handle)
+
+    @rule()
+    def reopen(self) -> None:
+        if self.num_handles % 7 == 6:
+            self.manager.open_pool(PoolSpec(POOL, NUM_BLOCKS, BLOCK_SIZE, "m", "v"))
+            self.leases.clear()
+            self.prefix_by_block.clear()
+
+    @invariant()
+    def laws_hold(self) -> None:
+        self.manager.check_invariants()
+        usage = self.manager.usage(POOL)
+        assert (usage.num_held, usage.num_leases) == (self.num_held(), len(self.leases))
+
+    def teardown(self) -> None:
+        for handle in self.leases:
+            self.manager.release(handle)
+        usage = self.manager.usage(POOL)
+        assert usage.num_free + usage.num_cached == NUM_BLOCKS - 1
+        self.manager.check_invariants()
+
+
+class ShortHashMachine(KVCacheMachine):
+    hash_bytes = 1
+
+
+TestKVCacheManager = pytest.mark.slow(KVCacheMachine.TestCase)
+TestKVCacheManager.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestKVCacheManagerWithShortHash = pytest.mark.slow(ShortHashMachine.TestCase)
+TestKVCacheManagerWithShortHash.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
