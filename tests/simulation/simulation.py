@@ -171,7 +171,7 @@ class Simulation:
         if result.sampled and self.rng.random() < self.world.spoil_ratio:
             (failed_handle, _), *sampled = result.sampled
             site.worker.spoil(failed_handle)
-            self.client_by_id[site.worker.request_id_of(failed_handle)].may_fail = True
+            self._allow_failure(site.worker.request_id_of(failed_handle))
             result = replace(result, sampled=tuple(sampled), failed_handles=(failed_handle,))
         site.results.append(result)
 
@@ -240,11 +240,15 @@ class Simulation:
                 plan = site.plans.popleft()
                 known = {request.handle: request.request_id for request in plan.new_requests}
                 for row in plan.rows:
-                    request_id = known.get(row.handle) or site.worker.request_id_of(row.handle)
-                    self.client_by_id[request_id].may_fail = True
+                    self._allow_failure(known.get(row.handle) or site.worker.request_id_of(row.handle))
                 self.scheduler.apply_failure(name, plan.plan_id, "the device failed")
                 self._open_worker(name)
                 return
+
+    def _allow_failure(self, request_id: str) -> None:
+        client = self.client_by_id.get(request_id)
+        if client is not None:  # else the row is dead, and its client was refused when it came back
+            client.may_fail = True
 
     def _lose_kv_cache(self) -> None:
         """Lose the KV-cache manager with its channels; a reply that was late must not count."""

@@ -15,7 +15,8 @@ from services.scheduler.core.lane import Lane
 from services.scheduler.core.request import Request, RequestStatus
 from tests.simulation.simulation import Simulation
 
-MAX_SEEDS = 150
+MAX_SEEDS = 200
+MAX_SHORT_HASH_SEEDS = 20  # as many as pass unchanged in test_simulation
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -132,7 +133,7 @@ def forget_to_tell_the_worker(patch: pytest.MonkeyPatch) -> None:
 def is_caught(seed: int) -> bool:
     try:
         Simulation(seed).run()
-    except (AssertionError, EngineError, KeyError):
+    except (AssertionError, EngineError):
         return True
     return False
 
@@ -171,4 +172,4 @@ def test_simulation_catches_unverified_prefix_hits_when_hashes_collide(monkeypat
         return False
 
     monkeypatch.setattr(PrefixCache, "_find", mutant)
-    assert any(is_caught_with_short_hash(seed) for seed in range(MAX_SEEDS))
+    assert any(is_caught_with_short_hash(seed) for seed in range(MAX_SHORT_HASH_SEEDS))

@@ -43,7 +43,7 @@ class World:
             max_model_len=rng.choice([40, 64]),
             num_requests=rng.randint(3, 16),
             fault_ratio=rng.choice([0.0, 0.0, 0.02, 0.1]),
-            spoil_ratio=rng.choice([0.0, 0.0, 0.0, 0.1]),
+            spoil_ratio=rng.choice([0.0, 0.0, 0.1, 0.3]),
         )
 
     def worker_info(self, name: str, epoch: int) -> WorkerInfo:
