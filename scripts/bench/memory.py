@@ -39,14 +39,21 @@ def read_memory(name: str, pid: int, proc: Path = Path("/proc")) -> Memory:
     return Memory(name, pid, figures["Rss:"], figures["Pss:"])
 
 
+def _find_treadle() -> str:
+    """Return the command of the checkout's environment, else the one on the path."""
+    ours = Path(__file__).resolve().parents[2] / ".venv/bin/treadle"
+    return str(ours) if ours.exists() else "treadle"
+
+
 def main() -> None:
     """Print a table, or JSON."""
     parser = argparse.ArgumentParser(description="Memory of each process of a running mesh.")
     parser.add_argument("--http-port", type=int, default=8080, help="of the mesh; default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print a JSON list")
+    parser.add_argument("--treadle", default=_find_treadle(), help="the command; default: %(default)s")
     arguments = parser.parse_args()
-    command = [sys.executable, "-m", "services.launcher", "status", "--json", "--http-port", str(arguments.http_port)]
-    status = subprocess.run(command, stdout=subprocess.PIPE, check=False, cwd=Path(__file__).resolve().parents[2])
+    command = [arguments.treadle, "status", "--json", "--http-port", str(arguments.http_port)]
+    status = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     services = json.loads(status.stdout)
     if not services:
         sys.exit(f"no mesh runs on HTTP port {arguments.http_port}")

@@ -200,8 +200,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _first_model(base_url: str) -> str:
-    with urllib.request.urlopen(f"{base_url.rstrip('/')}/v1/models", timeout=10) as response:
-        return str(json.load(response)["data"][0]["id"])
+    try:
+        with urllib.request.urlopen(f"{base_url.rstrip('/')}/v1/models", timeout=10) as response:
+            return str(json.load(response)["data"][0]["id"])
+    except OSError as error:
+        raise SystemExit(f"no server answers at {base_url} ({error}); name one with --base-url") from error
 
 
 def _processor() -> str:
