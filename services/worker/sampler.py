@@ -88,17 +88,13 @@ def choose_token(logits: torch.Tensor, params: SamplingParams, draw: float) -> i
 
 
 def _best_tokens(weights: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return weights and ids of the tokens that top_k and top_p keep, best first, lower ids first among equals.
-
-    Where equals straddle the end of the candidates, which of them are candidates is ``torch.topk``'s choice; it is a
-    function of this row alone.
-    """
+    """Return weights and ids of the tokens that top_k and top_p keep, best first, lower ids first among equals."""
     vocab_size = weights.numel()
     is_top_k_on = 0 < params.top_k < vocab_size
     num_candidates = params.top_k if is_top_k_on else min(FIRST_NUM_CANDIDATES, vocab_size)
     total = weights.sum(dtype=torch.float64)
     while True:
-        token_ids = weights.topk(num_candidates).indices.sort().values
+        token_ids = _best_ids(weights, num_candidates)
         best = weights[token_ids].sort(descending=True, stable=True)
         mass = best.values.cumsum(0, dtype=torch.float64)
         if params.top_p >= 1:
@@ -108,6 +104,13 @@ def _best_tokens(weights: torch.Tensor, params: SamplingParams) -> tuple[torch.T
             num_kept = min(int(torch.searchsorted(mass, wanted)) + 1, num_candidates)
             return best.values[:num_kept], token_ids[best.indices[:num_kept]]
         num_candidates = min(8 * num_candidates, vocab_size)
+
+
+def _best_ids(weights: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids of the ``count`` largest weights, ascending; of equals at the border the lower ids (topk takes any)."""
+    border = weights.topk(count, sorted=False).values.min()
+    above, equal = (weights > border).nonzero()[:, 0], (weights == border).nonzero()[:, 0]
+    return torch.cat([above, equal[: count - above.numel()]]).sort().values
 
 
 def _invert(weights: torch.Tensor, draw: float) -> int:

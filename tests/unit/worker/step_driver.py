@@ -84,9 +84,9 @@ class StepDriver:
             self._next_handle += 1
         request_by_handle = {request.handle: request for request in requests}
         in_flight: deque[BatchPlan] = deque()
-        waiting, running, finished = deque(requests), list[Tracked](), list[Handle]()
+        waiting, running = deque(requests), list[Tracked]()
         while True:
-            plan = self._plan(waiting, running, finished)
+            plan = self._plan(waiting, running)
             if plan is not None:
                 in_flight.append(plan)
             if not in_flight:
@@ -97,11 +97,9 @@ class StepDriver:
                     request_by_handle[token.handle].outputs.append(token.token_id)
         return [request.outputs[:num_outputs] for request in requests]
 
-    def _plan(self, waiting: deque[Tracked], running: list[Tracked], finished: list[Handle]) -> BatchPlan | None:
+    def _plan(self, waiting: deque[Tracked], running: list[Tracked]) -> BatchPlan | None:
         budget = self._chunk
-        rows, new_requests = [], []
-        finished_handles = tuple(finished)
-        finished.clear()
+        rows, new_requests, finished = [], [], []
         for request in list(running):
             if request.num_sampled >= request.num_outputs:
                 if request.num_dead_rows >= self._depth - 1:
@@ -117,10 +115,10 @@ class StepDriver:
             new_requests.append(self._new_request(request))
             budget -= self._add_row(request, budget, rows)
             running.append(request)
-        if not rows and not finished_handles:
+        if not rows and not finished:
             return None
         self._next_plan_id += 1
-        return BatchPlan(self._next_plan_id, tuple(new_requests), tuple(rows), finished_handles)
+        return BatchPlan(self._next_plan_id, tuple(new_requests), tuple(rows), tuple(finished))
 
     def _new_request(self, request: Tracked) -> NewRequest:
         return NewRequest(

@@ -95,9 +95,7 @@ def test_logits_equal_the_references_with_biases_everywhere_and_an_untied_head()
 ROPES = [
     (RopeConfig(500.0, "linear", factor=4.0), {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}),
     (
-        RopeConfig(
-            500.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=32
-        ),
+        RopeConfig(500.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=32),
         {
             "rope_type": "llama3",
             "rope_theta": 500.0,
