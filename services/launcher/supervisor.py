@@ -66,7 +66,13 @@ class Supervisor:
             Exit status of the launcher: 0 after a stop, 1 when a service failed before the mesh was ready.
         """
         loop = asyncio.get_running_loop()
-        for number in _STOP_SIGNALS:
+        # Whoever ignores hang-ups, as nohup does, wants the mesh to outlive the terminal.
+        handled = [
+            number
+            for number in _STOP_SIGNALS
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+        ]
+        for number in handled:
             loop.add_signal_handler(number, self.request_stop)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -77,7 +83,7 @@ class Supervisor:
                 announcing.cancel()
                 await self._stop_in_order()
         finally:
-            for number in _STOP_SIGNALS:
+            for number in handled:
                 loop.remove_signal_handler(number)
         return EXIT_START_FAILED if self._start_failed else EXIT_OK
 

@@ -1,20 +1,11 @@
 """The command line: exit statuses, and errors on standard error."""
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from services.launcher.cli import main
 from services.launcher.model_catalogue import DEFAULT_MODEL
-
-
-@pytest.fixture(autouse=True)
-def _keep_signal_handlers() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 def test_version_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:

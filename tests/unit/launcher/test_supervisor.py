@@ -80,6 +80,17 @@ async def test_supervisor_stops_in_order_on_sigterm(lifeline_fd: int) -> None:
     assert mesh.order_of("STOPPED")[0] == "gateway"
 
 
+async def test_supervisor_outlives_the_terminal_when_hang_ups_are_ignored(lifeline_fd: int) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    mesh = FakeMesh()
+    supervisor = mesh.supervisor(lifeline_fd)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(supervisor.run())
+        await mesh.wait_for(lambda: mesh.num_announced > 0)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        supervisor.request_stop()
+
+
 async def test_supervisor_restarts_a_service_that_was_killed_and_publishes_its_new_pid(lifeline_fd: int) -> None:
     mesh = FakeMesh()
     supervisor = mesh.supervisor(lifeline_fd)
