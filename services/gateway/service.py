@@ -23,8 +23,6 @@ from services.gateway.remote import RemoteScheduler
 from services.gateway.servicer import GenerationServicer
 from services.gateway.text_generator import GenerationSettings, TextGenerator
 from services.gateway.tokenizer import load_tokenizer
-from treadle.gateway.v1 import generation_service_pb2 as pb2
-from treadle.gateway.v1 import generation_service_pb2_grpc as pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +44,7 @@ class GatewayService:
         servicer = GenerationServicer(
             self._scheduler, tokenizer, RequestValidator(self._scheduler, tokenizer), generator
         )
-        pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server.server)
-        server.add_service_names([pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name])
+        servicer.register_on(server)
         settings = HttpSettings(config.max_body_bytes, config.keep_alive_s, config.write_timeout_s)
         app = build_http_api(self._scheduler, tokenizer, generator, settings, treadle_version())
         self._http = HttpServer(

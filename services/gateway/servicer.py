@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from services.common.errors import EngineError, ErrorReason
+from services.common.rpc.server import RpcServer
 from services.gateway.generation import PreparedRequest, TextDelta, TextEnd
 from services.gateway.openai_schema import RequestValidator
 from services.gateway.ports import FinishReason, ServedModel
@@ -53,6 +54,11 @@ class GenerationServicer(pb2_grpc.GenerationServiceServicer):
         self._tokenizer = tokenizer
         self._validator = validator
         self._generator = generator
+
+    def register_on(self, server: RpcServer) -> None:
+        """Serve on ``server``, and let its reflection tell so."""
+        pb2_grpc.add_GenerationServiceServicer_to_server(self, server.server)
+        server.add_service_names([pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name])
 
     async def Generate(self, request: pb2.GenerateRequest, context: Context) -> AsyncIterator[pb2.GenerateResponse]:
         """Stream the answer to one prompt."""

@@ -6,8 +6,6 @@ from services.common.rpc.server import RpcServer
 from services.kv_cache.config import KVCacheConfig
 from services.kv_cache.core.manager import KVCacheManager
 from services.kv_cache.servicer import KVCacheServicer
-from treadle.kv_cache.v1 import kv_cache_service_pb2 as pb2
-from treadle.kv_cache.v1 import kv_cache_service_pb2_grpc as pb2_grpc
 
 
 class KVCacheService:
@@ -16,8 +14,7 @@ class KVCacheService:
     def __init__(self, config: KVCacheConfig, server: RpcServer, epoch: int) -> None:  # noqa: ARG002 - no settings yet
         self._server = server
         self._servicer = KVCacheServicer(KVCacheManager(epoch), epoch)
-        pb2_grpc.add_KVCacheServiceServicer_to_server(self._servicer, server.server)
-        server.add_service_names([pb2.DESCRIPTOR.services_by_name["KVCacheService"].full_name])
+        self._servicer.register_on(server)
 
     async def run(self) -> None:
         """Serve until cancelled."""

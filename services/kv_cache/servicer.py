@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from services.common.errors import EngineError, ErrorReason
+from services.common.rpc.server import RpcServer
 from services.kv_cache.core.manager import KVCacheManager
 from services.kv_cache.core.messages import Admit, Commit, KVMessage, KVReply, PoolSpec, Reserve
 from treadle.kv_cache.v1 import block_pb2
@@ -33,6 +34,11 @@ class KVCacheServicer(pb2_grpc.KVCacheServiceServicer):
         self._session: object | None = None
         self._session_ended = asyncio.Event()
         self._session_ended.set()
+
+    def register_on(self, server: RpcServer) -> None:
+        """Serve on ``server``, and let its reflection tell so."""
+        pb2_grpc.add_KVCacheServiceServicer_to_server(self, server.server)
+        server.add_service_names([pb2.DESCRIPTOR.services_by_name["KVCacheService"].full_name])
 
     async def session_ended(self) -> None:
         """Wait until no scheduler is connected."""

@@ -10,8 +10,6 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.engine_loop import EngineLoop
 from services.scheduler.remote import KVCacheLink, WorkerLink
 from services.scheduler.servicer import SchedulerServicer
-from treadle.scheduler.v1 import scheduler_service_pb2 as pb2
-from treadle.scheduler.v1 import scheduler_service_pb2_grpc as pb2_grpc
 
 
 class SchedulerService:
@@ -35,8 +33,7 @@ class SchedulerService:
             WorkerLink(name, address, self._engine, epoch, limits)
             for name, address in config.address_by_worker().items()
         ]
-        pb2_grpc.add_SchedulerServiceServicer_to_server(self._servicer, server.server)
-        server.add_service_names([pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name])
+        self._servicer.register_on(server)
 
     async def run(self) -> None:
         """Keep all links up and drive the engine until cancelled."""

@@ -12,6 +12,7 @@ import grpc
 
 from services.common.errors import EngineError, ErrorReason
 from services.common.rpc.outbox import Outbox
+from services.common.rpc.server import RpcServer
 from services.common.rpc.status import to_status
 from services.common.rpc.streams import serve_exchange
 from services.scheduler.core.batch_plan import SamplingParams
@@ -99,6 +100,11 @@ class SchedulerServicer(pb2_grpc.SchedulerServiceServicer):
         self._engine = engine
         self._epoch = epoch
         self._streams: set[GatewayStream] = set()
+
+    def register_on(self, server: RpcServer) -> None:
+        """Serve on ``server``, and let its reflection tell so."""
+        pb2_grpc.add_SchedulerServiceServicer_to_server(self, server.server)
+        server.add_service_names([pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name])
 
     def tell_models(self) -> None:
         """Tell every gateway which models are served now."""

@@ -9,8 +9,6 @@ from services.worker.device_executor import DeviceExecutor
 from services.worker.loading import LoadedModel, load_model
 from services.worker.model_runner import ModelRunner
 from services.worker.servicer import Capabilities, WorkerServicer
-from treadle.worker.v1 import worker_service_pb2 as pb2
-from treadle.worker.v1 import worker_service_pb2_grpc as pb2_grpc
 
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -26,8 +24,7 @@ class WorkerService:
         self._loaded: LoadedModel | None = None
         self._executor = DeviceExecutor(self._load)
         self._servicer = WorkerServicer(self._clock, config.max_run_ahead_depth)
-        pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server.server)
-        server.add_service_names([pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name])
+        self._servicer.register_on(server)
 
     async def run(self) -> None:
         """Load the model, then serve until cancelled.

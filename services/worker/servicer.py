@@ -14,6 +14,7 @@ import grpc
 
 from services.common.clock import Clock
 from services.common.errors import EngineError, ErrorReason
+from services.common.rpc.server import RpcServer
 from services.worker.plan import (
     BatchPlan,
     BlockId,
@@ -79,6 +80,11 @@ class WorkerServicer(pb2_grpc.WorkerServiceServicer):
         self._stream_ended.set()
         self._num_steps = 0
         self._num_sampled_tokens = 0
+
+    def register_on(self, server: RpcServer) -> None:
+        """Serve on ``server``, and let its reflection tell so."""
+        pb2_grpc.add_WorkerServiceServicer_to_server(self, server.server)
+        server.add_service_names([pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name])
 
     def loaded(self, executor: Executor, capabilities: Capabilities) -> None:
         """Begin to serve: the model is in memory."""
