@@ -36,8 +36,8 @@ class GatewayConfig(ServiceConfig):
     resume_timeout_s: float = 30.0
     """How long, in seconds, live requests wait for a scheduler that is gone before they fail."""
 
-    max_connections: int = 4096
-    """Most HTTP connections at a time; more are answered 503."""
+    max_exchanges: int = 4096
+    """Most HTTP exchanges at a time; more are answered 429 at once."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -48,4 +48,4 @@ class GatewayConfig(ServiceConfig):
         require_config(self.max_body_bytes >= 1024, "max_body_bytes", "must be at least 1024")
         for name in ("keep_alive_s", "write_timeout_s", "default_timeout_s", "resume_timeout_s"):
             require_config(getattr(self, name) > 0, name, "must be positive")
-        require_config(self.max_connections >= 1, "max_connections", "must be at least 1")
+        require_config(self.max_exchanges >= 1, "max_exchanges", "must be at least 1")

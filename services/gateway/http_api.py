@@ -16,8 +16,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from services.common.errors import EngineError, ErrorReason
-from services.gateway.http_errors import HANDLERS, RETRY_AFTER_S
-from services.gateway.http_exchange import HttpSettings, RequestIdMiddleware, exchange_ids, read_fields
+from services.gateway.http_errors import HANDLERS, RETRY_AFTER_S, error_response
+from services.gateway.http_exchange import ExchangeLimit, HttpSettings, RequestIdMiddleware, exchange_ids, read_fields
 from services.gateway.http_generation import OpenAiGeneration
 from services.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from services.gateway.openai_prompts import chat_prompt
@@ -165,7 +165,12 @@ def build_http_api(
     api = HttpApi(scheduler, tokenizer, generator, settings, version)
     app = Starlette(routes=api.routes(), exception_handlers=HANDLERS)
     app.router.redirect_slashes = False  # a redirect would be an answer without a body
-    return RequestIdMiddleware(app)
+    too_many = EngineError(
+        ErrorReason.QUEUE_FULL,
+        f"This gateway serves {settings.max_exchanges} requests at a time; try again shortly.",
+        limit=str(settings.max_exchanges),
+    )
+    return RequestIdMiddleware(ExchangeLimit(app, settings.max_exchanges, error_response(too_many)))
 
 
 def _chat(reader: FieldReader) -> ChatPrompt:

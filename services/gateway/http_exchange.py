@@ -26,6 +26,9 @@ _MAX_EXPLAINED_BYTES = 256 << 10
 """Largest malformed body that is parsed a second time, which holds up the event loop for about 10 ms a MiB."""
 
 
+_ALWAYS_SERVED = frozenset({"/health", "/ready", "/metrics"})
+
+
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
     """What the operator decides about HTTP."""
@@ -35,6 +38,9 @@ class HttpSettings:
 
     keep_alive_s: float = 15.0
     """Longest silence on a stream, in seconds; below the idle limits of usual proxies."""
+
+    max_exchanges: int = 4096
+    """Most HTTP exchanges at a time; more are answered 429."""
 
     write_timeout_s: float = 60.0
     """How long a client may leave one write of a stream unread, in seconds, before its request is cancelled."""
@@ -90,6 +96,33 @@ class RequestIdMiddleware:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+class ExchangeLimit:
+    """Refuses exchanges beyond a bound at once, so that memory is bounded whatever clients do.
+
+    Args:
+        app: Serves what is let in.
+        max_exchanges: Most at a time; liveness and metrics are always served.
+        refuse: Answers the others.
+    """
+
+    def __init__(self, app: ASGIApp, max_exchanges: int, refuse: ASGIApp) -> None:
+        self._app = app
+        self._max_exchanges = max_exchanges
+        self._refuse = refuse
+        self._num_exchanges = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve or refuse one exchange."""
+        if self._num_exchanges >= self._max_exchanges and scope["path"] not in _ALWAYS_SERVED:
+            await self._refuse(scope, receive, send)
+            return
+        self._num_exchanges += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._num_exchanges -= 1
 
 
 def exchange_ids(scope: Scope) -> ExchangeIds:

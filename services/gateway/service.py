@@ -45,7 +45,12 @@ class GatewayService:
             self._scheduler, tokenizer, RequestValidator(self._scheduler, tokenizer), generator
         )
         servicer.register_on(server)
-        settings = HttpSettings(config.max_body_bytes, config.keep_alive_s, config.write_timeout_s)
+        settings = HttpSettings(
+            max_body_bytes=config.max_body_bytes,
+            keep_alive_s=config.keep_alive_s,
+            write_timeout_s=config.write_timeout_s,
+            max_exchanges=config.max_exchanges,
+        )
         app = build_http_api(self._scheduler, tokenizer, generator, settings, treadle_version())
         self._http = HttpServer(
             uvicorn.Config(
@@ -58,7 +63,6 @@ class GatewayService:
                 access_log=False,
                 log_config=None,
                 server_header=False,
-                limit_concurrency=config.max_connections,
                 timeout_graceful_shutdown=1,
             )
         )

@@ -62,9 +62,7 @@ class GenerationServicer(pb2_grpc.GenerationServiceServicer):
 
     async def Generate(self, request: pb2.GenerateRequest, context: Context) -> AsyncIterator[pb2.GenerateResponse]:
         """Stream the answer to one prompt."""
-        validated = self._validate(request, context)
-        request_id = validated.request_id or f"gen-{secrets.token_hex(12)}"
-        (prepared,) = await self._generator.prepare(validated, request_id)
+        validated, prepared = await self._prepare(request, context)
         async with self._generator.open(prepared, yields_every_token=True) as generation:
             yield _started(prepared, validated.model)
             async for piece in generation:
@@ -106,6 +104,18 @@ class GenerationServicer(pb2_grpc.GenerationServiceServicer):
 
     def _model(self, request: pb2.TokenizeRequest | pb2.DetokenizeRequest) -> ServedModel:
         return self._validator.model(FieldReader({"model": request.model or None}))
+
+    async def _prepare(
+        self, request: pb2.GenerateRequest, context: Context
+    ) -> tuple[ValidatedRequest, PreparedRequest]:
+        try:
+            validated = self._validate(request, context)
+            request_id = validated.request_id or f"gen-{secrets.token_hex(12)}"
+            (prepared,) = await self._generator.prepare(validated, request_id)
+        except EngineError as error:
+            self._generator.metrics.refused(Surface.GRPC, outcome=error.reason.value.lower())
+            raise
+        return validated, prepared
 
     def _validate(self, request: pb2.GenerateRequest, context: Context) -> ValidatedRequest:
         _refuse_unserved(request)

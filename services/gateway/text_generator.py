@@ -126,10 +126,7 @@ class TextGenerator:
         stop = validated.stop
         # A stop string that is a special token would never show up in text that leaves special tokens out.
         stop_text_by_id = {
-            ids[0]: text
-            for text in stop.strings
-            if len(ids := self._tokenizer.encode(text, add_special_tokens=False, field="stop")) == 1
-            and self._tokenizer.is_special(ids[0])
+            token_id: text for text in stop.strings if (token_id := self._tokenizer.special_token_id(text)) is not None
         }
         return OutputRule(
             stop_strings=stop.strings,

@@ -29,7 +29,8 @@ class WorkerConfig(ServiceConfig):
     """Token slots a KV block; 16 keeps the waste below a block a request and the tables short."""
 
     kv_cache_gib: float = 0.0
-    """Memory for keys and values, in GiB; 0: a quarter of what is free after the weights, at most 4 GiB."""
+    """Memory for keys and values, in GiB; 0: a quarter of what is free after the weights, at most 4 GiB, at most
+    what 64 requests of the longest length need."""
 
     max_model_len: int = 0
     """Longest prompt and output together, in tokens; 0: what the model was made for, or what fits the KV cache."""

@@ -5,8 +5,10 @@ a request hold NaN until the request writes them, so that a read of a slot never
 Which block belongs to whom is the KV-cache manager's affair.
 """
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from services.common.errors import EngineError, ErrorReason
@@ -63,8 +65,7 @@ class KVStorage:
         is_poisoned: bool = False,
     ) -> None:
         shape = (num_blocks, block_size, 2, config.num_kv_heads, config.head_dim)
-        # Zeros come from the system untouched: memory is taken as blocks are first written.
-        self.layers = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers))
+        self.layers = tuple(_zeros(shape, dtype, device) for _ in range(config.num_layers))
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
@@ -83,3 +84,11 @@ class KVStorage:
         for index, block_id in enumerate(block_ids[first_block:]):
             for layer in self.layers:
                 layer[block_id, kept_in_block if index == 0 else 0 :] = float("nan")
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None) -> torch.Tensor:
+    """Zeros whose memory the system gives as it is first written; ``torch.zeros`` writes, and so takes, all of it."""
+    if device is not None and device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)

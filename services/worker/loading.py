@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 _GIB = 1 << 30
 _DEFAULT_KV_SHARE = 0.25
 _DEFAULT_KV_LIMIT_BYTES = 4 * _GIB
+_DEFAULT_KV_REQUESTS = 64
+"""Requests of the longest length that the default KV cache holds at most; a small model needs no gigabytes."""
+
 _PROGRESS_INTERVAL_S = 0.5
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -83,7 +86,10 @@ def _plan_blocks(config: WorkerConfig, checkpoint: Checkpoint, dtype: torch.dtyp
     if config.kv_cache_gib:
         kv_bytes = round(config.kv_cache_gib * _GIB)
     else:
-        kv_bytes = min(_DEFAULT_KV_LIMIT_BYTES, round((free_bytes - plan.weights_bytes) * _DEFAULT_KV_SHARE))
+        block_bytes = plan.kv_bytes_per_block(config.block_size, dtype)
+        most_blocks = _DEFAULT_KV_REQUESTS * (checkpoint.config.max_model_len // config.block_size + 1) + 1
+        share_bytes = round((free_bytes - plan.weights_bytes) * _DEFAULT_KV_SHARE)
+        kv_bytes = min(_DEFAULT_KV_LIMIT_BYTES, share_bytes, most_blocks * block_bytes)
     plan.check(free_bytes, kv_cache_bytes=max(kv_bytes, 0))
     return num_blocks_for(kv_bytes, checkpoint.config, config.block_size, dtype)
 
