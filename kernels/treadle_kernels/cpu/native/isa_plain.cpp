@@ -1,0 +1,12 @@
+// Kernels in portable C++.
+#include "vec_plain.h"
+
+#include "rows.inl"
+#include "linear.inl"
+#include "attention.inl"
+#include "table.inl"
+
+const treadle::Kernels* treadle::plain_kernels() {
+    static constexpr Kernels kKernels = make_kernels("plain");
+    return &kKernels;
+}

@@ -1,0 +1,133 @@
+// The inner loops, one table of them for each instruction set. They run on the calling thread and trust their arguments.
+#ifndef TREADLE_KERNELS_H
+#define TREADLE_KERNELS_H
+
+#include <cstdint>
+
+#include "treadle_cpu.h"
+
+namespace treadle {
+
+// Activations of some rows in both forms that linear layers take. Quantised: value = codes * scale, with a scale for
+// each group of 32. Rows are `k` apart for codes and numbers, `k / 32` for scales.
+struct Activations {
+    const float* values = nullptr;     // [m][k]
+    const int8_t* codes = nullptr;     // [m][k]; readable up to a multiple of 16 rows
+    const float* scales = nullptr;     // [m][k / 32]
+    const float* sums = nullptr;       // [m][k / 32]: scale times the sum of the group's codes
+    const int32_t* code_sums = nullptr;  // [m][k / 16]: sum of each half group's codes
+};
+
+// Where quantize_row writes; the same arrays for one row.
+struct QuantizedRow {
+    int8_t* codes;
+    float* scales;
+    float* sums;
+    int32_t* code_sums;
+};
+
+// Rows [row_begin, row_end) of some tiles of a product: y[row][column] = (or +=) x W^T + bias.
+struct LinearCall {
+    const treadle_linear* weights;
+    const Activations* x;
+    float* y;          // [rows][y_stride], of column 0
+    int64_t y_stride;
+    int64_t tile_begin;
+    int64_t tile_end;
+    int64_t row_begin;
+    int64_t row_end;
+    bool is_added;     // to what y holds
+    uint8_t* scratch;  // linear_scratch_bytes(k) of this thread, 64-byte aligned
+};
+
+constexpr int kPartition = 128;       // positions whose softmax is taken together: [128 j, 128 (j + 1))
+constexpr int kMaxAttentionRows = 96;  // queries times heads of a group taken together, or the group if it is larger
+
+// One key head's cached numbers in one layer, addressed by block.
+struct KvView {
+    const uint8_t* keys;    // of block 0: [block_size / 16][head_dim][16]
+    const uint8_t* values;  // of block 0: [block_size][padded head_dim]
+    const float* key_scales;    // of block 0: [block_size]; int8 only
+    const float* value_scales;  // likewise
+    int64_t block_bytes;    // from a block to the next
+    int32_t dtype;
+    int32_t block_size;
+    int32_t head_dim;
+    int32_t padded_head_dim;
+};
+
+// Some neighbouring queries of one request, for the query heads of one key head.
+struct AttentionCall {
+    KvView kv;
+    const int32_t* block_table;
+    const float* queries;   // first query's first head: [num_queries][query_stride], heads of the group side by side
+    int64_t query_stride;
+    int32_t num_queries;
+    int32_t group_size;     // query heads of a key head
+    int32_t first_position;  // of the first query
+    int32_t window;         // 0: all
+    int32_t partition_begin;
+    int32_t partition_end;
+    float scale;
+    float* out;             // [num_queries][out_stride]; null to leave partial results instead
+    int64_t out_stride;
+    float* partials;        // [partition_end - partition_begin][rows][2 + padded_head_dim], see merge
+    uint8_t* scratch;       // attention_scratch_bytes of this thread, 64-byte aligned
+};
+
+// Stores one token's rotated keys and values of one key head.
+struct KvWriteCall {
+    uint8_t* key_block;    // of the token's block
+    uint8_t* value_block;
+    float* key_scales;
+    float* value_scales;
+    const float* key;      // [head_dim]
+    const float* value;
+    int32_t slot;          // in the block
+    int32_t dtype;
+    int32_t head_dim;
+    int32_t padded_head_dim;
+};
+
+struct Kernels {
+    const char* name;
+    void (*quantize_row)(const float* x, int64_t k, const QuantizedRow& out);
+    void (*rms_norm_row)(const float* x, const float* weight, int64_t n, float eps, float* y);
+    void (*swiglu_row)(const float* gate, const float* up, int64_t n, float* y);
+    void (*rotate_head)(float* head, const float* cos, const float* sin, int64_t half);
+    void (*write_kv)(const KvWriteCall& call);
+    void (*linear)(const LinearCall& call);
+    void (*attend)(const AttentionCall& call);
+    // Folds `num_partitions` partial results in order and writes the outputs of `rows` = num_queries * group_size rows.
+    void (*merge_partials)(const AttentionCall& call, int32_t num_partitions);
+    // Index of the largest number, the lowest among equals; is_finite: it is finite and none is NaN.
+    int64_t (*argmax)(const float* x, int64_t n, bool* is_finite);
+    // y = exp((x - x_max) / temperature), 0 below min_weight.
+    void (*softmax_weights)(const float* x, int64_t n, float x_max, float temperature, float min_weight, float* y);
+};
+
+static inline int64_t linear_scratch_bytes(int64_t k) { return 2 * 16 * k + 64 * 1024; }
+
+static inline int64_t attention_rows(int64_t group_size) {
+    return group_size > kMaxAttentionRows ? group_size : kMaxAttentionRows;
+}
+
+static inline int64_t attention_scratch_bytes(int64_t group_size, int64_t padded_head_dim) {
+    const int64_t rows = attention_rows(group_size);
+    // Queries, outputs, a partition's outputs; scores; maxima and sums; keys and values as float32.
+    return 4 * (3 * rows * padded_head_dim + rows * kPartition + 4 * (rows + 16) + 2 * kPartition * padded_head_dim) + 1024;
+}
+
+// Null where the library was built without it or the machine lacks it.
+const Kernels* plain_kernels();
+const Kernels* avx2_kernels();
+const Kernels* avx_vnni_kernels();
+const Kernels* avx512_kernels();
+const Kernels* amx_kernels();
+
+// The table in use; see treadle_cpu_select_isa.
+const Kernels& kernels();
+
+}  // namespace treadle
+
+#endif

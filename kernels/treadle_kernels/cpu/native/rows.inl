@@ -1,0 +1,126 @@
+// Operations on one row of numbers, over the vocabulary of vec_*.h. Every sum runs in an order fixed by the row's length.
+#include "formats.h"
+#include "kernels.h"
+
+namespace {
+
+using treadle::QuantizedRow;
+
+inline int rest(int64_t n, int64_t i) { return static_cast<int>(n - i < 16 ? n - i : 16); }
+
+// exp(x) with an error below 2 ulp; 0 below -87, that of 88 above it. Cephes' polynomial (S. Moshier, expf.c).
+inline F f_exp(F x) {
+    const F bounded = f_at_least(f_at_most(x, 88.0f), -87.0f);
+    const F n = f_round(f_mul(bounded, f_set(1.44269504088896341f)));
+    F r = f_fma(n, f_set(-0.693359375f), bounded);
+    r = f_fma(n, f_set(2.12194440e-4f), r);
+    F p = f_set(1.9875691500e-4f);
+    p = f_fma(p, r, f_set(1.3981999507e-3f));
+    p = f_fma(p, r, f_set(8.3334519073e-3f));
+    p = f_fma(p, r, f_set(4.1665795894e-2f));
+    p = f_fma(p, r, f_set(1.6666665459e-1f));
+    p = f_fma(p, r, f_set(5.0000001201e-1f));
+    p = f_add(f_fma(f_mul(r, r), p, r), f_set(1.0f));
+    return f_zero_below(f_mul(p, f_power_of_two(n)), x, -87.0f);
+}
+
+// Scale: largest magnitude / 127; codes: x * (127 / largest), to nearest even. A group too small to divide by is zero; one
+// that is not finite gets the scale NaN, so that it shows in every output.
+void quantize_row(const float* x, int64_t k, const QuantizedRow& out) {
+    for (int64_t g = 0; g < k / 32; ++g) {
+        const F a = f_load(x + 32 * g), b = f_load(x + 32 * g + 16);
+        const uint32_t bits = max_magnitude_bits(a, b);
+        const float largest = treadle::f32_from_bits(bits);
+        const bool is_finite = bits < 0x7f800000u, is_zero = largest < 1e-30f;
+        float scale = largest / 127.0f, inverse = 127.0f / largest;
+        F zero_a = a, zero_b = b;
+        if (!is_finite || is_zero) {
+            scale = is_zero ? 0.0f : __builtin_nanf("");
+            inverse = 0.0f;
+            zero_a = zero_b = f_set(0.0f);
+        }
+        const int32_t sum_a = store_codes(f_mul(zero_a, f_set(inverse)), out.codes + 32 * g);
+        const int32_t sum_b = store_codes(f_mul(zero_b, f_set(inverse)), out.codes + 32 * g + 16);
+        out.scales[g] = scale;
+        out.sums[g] = scale * static_cast<float>(sum_a + sum_b);
+        out.code_sums[2 * g] = sum_a;
+        out.code_sums[2 * g + 1] = sum_b;
+    }
+}
+
+void rms_norm_row(const float* x, const float* weight, int64_t n, float eps, float* y) {
+    F squares = f_set(0.0f);
+    for (int64_t i = 0; i < n; i += 16) {
+        const F a = i + 16 <= n ? f_load(x + i) : f_load_first(x + i, rest(n, i));
+        squares = f_fma(a, a, squares);
+    }
+    const F factor = f_set(1.0f / __builtin_sqrtf(f_sum(squares) / static_cast<float>(n) + eps));
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) f_store(y + i, f_mul(f_mul(f_load(x + i), factor), f_load(weight + i)));
+    if (i < n) {
+        const int left = rest(n, i);
+        f_store_first(y + i, f_mul(f_mul(f_load_first(x + i, left), factor), f_load_first(weight + i, left)), left);
+    }
+}
+
+inline F f_swiglu(F gate, F up) {
+    const F denominator = f_add(f_exp(f_sub(f_set(0.0f), gate)), f_set(1.0f));
+    return f_mul(f_div(gate, denominator), up);
+}
+
+void swiglu_row(const float* gate, const float* up, int64_t n, float* y) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) f_store(y + i, f_swiglu(f_load(gate + i), f_load(up + i)));
+    if (i < n) {
+        const int left = rest(n, i);
+        f_store_first(y + i, f_swiglu(f_load_first(gate + i, left), f_load_first(up + i, left)), left);
+    }
+}
+
+// Pairs number i of the first half with number i of the second, as Hugging Face does.
+void rotate_head(float* head, const float* cos, const float* sin, int64_t half) {
+    for (int64_t i = 0; i < half; i += 16) {
+        const int left = rest(half, i);
+        const F c = f_load_first(cos + i, left), s = f_load_first(sin + i, left);
+        const F a = f_load_first(head + i, left), b = f_load_first(head + half + i, left);
+        f_store_first(head + i, f_sub(f_mul(a, c), f_mul(b, s)), left);
+        f_store_first(head + half + i, f_add(f_mul(b, c), f_mul(a, s)), left);
+    }
+}
+
+int64_t argmax(const float* x, int64_t n, bool* is_finite) {
+    // Sixteen running maxima first; the index is looked up once the value is known.
+    F largest = f_set(-__builtin_inff()), spoiled = f_set(0.0f);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        const F a = f_load(x + i);
+        largest = f_max(a, largest);
+        spoiled = f_add(spoiled, f_sub(a, a));  // NaN where a is NaN, or infinite
+    }
+    float value = f_max_lane(largest);
+    for (; i < n; ++i) value = x[i] > value ? x[i] : value;
+    bool has_nan = false;
+    if (f_sum(spoiled) != 0.0f || n % 16 != 0) {
+        for (int64_t j = 0; j < n; ++j) has_nan |= x[j] != x[j];
+    }
+    *is_finite = !has_nan && value - value == 0.0f;
+    for (int64_t j = 0; j < n; ++j) {
+        if (x[j] == value) return j;
+    }
+    return 0;
+}
+
+void softmax_weights(const float* x, int64_t n, float x_max, float temperature, float min_weight, float* y) {
+    const F top = f_set(x_max), divisor = f_set(temperature), least = f_set(min_weight);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        f_store(y + i, f_zero_where_below(f_exp(f_div(f_sub(f_load(x + i), top), divisor)), least));
+    }
+    if (i < n) {
+        const int left = rest(n, i);
+        const F a = f_exp(f_div(f_sub(f_load_first(x + i, left), top), divisor));
+        f_store_first(y + i, f_zero_where_below(a, least), left);
+    }
+}
+
+}  // namespace

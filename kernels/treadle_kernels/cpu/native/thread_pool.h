@@ -1,0 +1,76 @@
+// A fixed team of threads for short parallel loops: a decoder step forks and joins over a hundred times.
+//
+// Chunks are claimed one at a time from an atomic counter, so that a thread which the system takes away for a while
+// delays only the chunk it holds. Idle threads spin for a bounded time, then sleep, and so does the caller at a join.
+#ifndef TREADLE_THREAD_POOL_H
+#define TREADLE_THREAD_POOL_H
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace treadle {
+
+class ThreadPool {
+   public:
+    // Runs one chunk; thread is below num_threads().
+    using Task = void (*)(const void* context, int64_t chunk, int thread);
+
+    ThreadPool(int num_threads, int spin_us);
+    ~ThreadPool();
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
+
+    int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
+
+    // Calls body(chunk, thread) for every chunk in [0, num_chunks) and returns when all are done. One caller at a time.
+    // Everything that ran before is visible to the chunks, and they to everything after.
+    template <class Body>
+    void run(int64_t num_chunks, const Body& body) {
+        if (num_chunks <= 0) return;
+        if (num_chunks == 1 || threads_.empty()) {
+            for (int64_t chunk = 0; chunk < num_chunks; ++chunk) body(chunk, 0);
+            return;
+        }
+        fork_join(
+            [](const void* context, int64_t chunk, int thread) { (*static_cast<const Body*>(context))(chunk, thread); },
+            &body, num_chunks);
+    }
+
+    // The same over `size` things in chunks of `grain`: body(begin, end, thread).
+    template <class Body>
+    void run_ranges(int64_t size, int64_t grain, const Body& body) {
+        run((size + grain - 1) / grain, [&](int64_t chunk, int thread) {
+            const int64_t begin = chunk * grain;
+            body(begin, begin + grain < size ? begin + grain : size, thread);
+        });
+    }
+
+   private:
+    void fork_join(Task task, const void* context, int64_t num_chunks);
+    void work(int thread);
+    // Runs chunks of the current loop until none is left.
+    void run_chunks(int thread);
+    void wait_for_loop(uint32_t seen);
+
+    // One word says which loop is on and which of its chunks is next, so that a claim is one atomic addition and a late
+    // thread can never take a chunk for one of another loop: loop number (24 bits) | chunks (20) | next chunk (20).
+    std::atomic<uint64_t> ticket_{0};
+    // Written before ticket_ by the caller, read by whoever has claimed a chunk, which holds the loop open.
+    Task task_ = nullptr;
+    const void* context_ = nullptr;
+    alignas(64) std::atomic<int64_t> num_done_{0};
+    // What sleepers wait on: changes with every loop. 32 bits, as futexes are.
+    alignas(64) std::atomic<uint32_t> loop_{0};
+    std::atomic<int32_t> num_sleepers_{0};
+    std::atomic<uint32_t> join_{0};
+    std::atomic<bool> is_caller_asleep_{false};
+    std::atomic<bool> is_stopping_{false};
+    int64_t spin_ns_;
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace treadle
+
+#endif

@@ -1,0 +1,100 @@
+// Sixteen lanes on AVX-512. The vocabulary of this file is that of vec_plain.h, where each word is defined.
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace {
+
+using F = __m512;
+using I = __m512i;
+using B = __m512i;
+
+constexpr int kMaxRowsAtOnce = 8;  // rows of a linear layer whose sums fit in registers
+constexpr int kAttentionRowsAtOnce = 6;
+constexpr int kAttentionVectorsAtOnce = 4;
+
+inline __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
+
+inline F f_set(float x) { return _mm512_set1_ps(x); }
+inline F f_load(const float* p) { return _mm512_loadu_ps(p); }
+inline F f_load_first(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+inline void f_store(float* p, F x) { _mm512_storeu_ps(p, x); }
+inline void f_store_first(float* p, F x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
+inline F f_add(F a, F b) { return _mm512_add_ps(a, b); }
+inline F f_sub(F a, F b) { return _mm512_sub_ps(a, b); }
+inline F f_mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F f_div(F a, F b) { return _mm512_div_ps(a, b); }
+inline F f_fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline F f_max(F a, F b) { return _mm512_max_ps(a, b); }
+inline F f_at_most(F x, float limit) { return _mm512_min_ps(f_set(limit), x); }
+inline F f_at_least(F x, float limit) { return _mm512_max_ps(f_set(limit), x); }
+inline F f_zero_below(F value, F x, float limit) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, f_set(limit), _CMP_NLT_UQ), value);
+}
+inline F f_zero_where_below(F value, F limit) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(value, limit, _CMP_NLT_UQ), value);
+}
+inline F f_keep_lanes(F x, int begin, int end, float other) {
+    const auto mask = static_cast<__mmask16>(((1u << end) - 1) & ~((1u << begin) - 1));
+    return _mm512_mask_mov_ps(f_set(other), mask, x);
+}
+inline F f_round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline F f_power_of_two(F n) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+}
+inline float f_sum(F x) {
+    const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
+}
+inline float f_max_lane(F x) { return _mm512_reduce_max_ps(x); }
+
+inline F f_load_bf16(const uint16_t* p) {
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+inline F f_load_f16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline F f_load_i8(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+
+inline I i_set(int32_t x) { return _mm512_set1_epi32(x); }
+inline F f_from_i(I x) { return _mm512_cvtepi32_ps(x); }
+inline I i_load(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline uint32_t max_magnitude_bits(F a, F b) {
+    const I mask = _mm512_set1_epi32(0x7fffffff);
+    const I x = _mm512_and_si512(_mm512_castps_si512(a), mask), y = _mm512_and_si512(_mm512_castps_si512(b), mask);
+    return static_cast<uint32_t>(_mm512_reduce_max_epi32(_mm512_max_epi32(x, y)));
+}
+inline int32_t store_codes(F x, int8_t* p) {
+    const I rounded = _mm512_cvtps_epi32(x);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(rounded));
+    return _mm512_reduce_add_epi32(rounded);
+}
+
+inline B b_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline void b_store(uint8_t* p, B x) { _mm512_storeu_si512(p, x); }
+inline B b_low_nibbles(B x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+inline B b_high_nibbles(B x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
+inline B b_add_fifth_bits(B x, const uint8_t* mask) {
+    uint64_t bits;
+    __builtin_memcpy(&bits, mask, sizeof bits);
+    return _mm512_mask_add_epi8(x, bits, x, _mm512_set1_epi8(16));
+}
+template <int kQuad>
+inline B b_add_bit_pair(B x, B pairs) {
+    const B moved = kQuad < 2 ? _mm512_slli_epi16(pairs, 4 - 2 * kQuad) : _mm512_srli_epi16(pairs, 2 * kQuad - 4);
+    return _mm512_or_si512(x, _mm512_and_si512(moved, _mm512_set1_epi8(0x30)));
+}
+inline B b_subtract(B x, int8_t offset) { return _mm512_sub_epi8(x, _mm512_set1_epi8(offset)); }
+template <bool kIsWide>
+inline I i_dot(I sum, B codes, const int8_t* x) {
+    int32_t quad;
+    __builtin_memcpy(&quad, x, sizeof quad);
+    return _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(quad));
+}
+
+}  // namespace

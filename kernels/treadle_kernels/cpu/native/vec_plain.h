@@ -1,0 +1,194 @@
+// Sixteen lanes in portable C++, for any machine; the compiler vectorises as it can.
+//
+// This file also defines the words that the other vec_*.h spell with intrinsics. All give the same bits, but for
+// f_fma, which rounds twice here where the machine has no fused instruction.
+#include <cstdint>
+
+#include "formats.h"
+
+namespace {
+
+// Sixteen floats, sixteen int32, sixty-four bytes.
+struct F {
+    float lane[16];
+};
+struct I {
+    int32_t lane[16];
+};
+struct B {
+    uint8_t lane[64];
+};
+
+constexpr int kMaxRowsAtOnce = 4;
+constexpr int kAttentionRowsAtOnce = 2;
+constexpr int kAttentionVectorsAtOnce = 2;
+
+template <class Operation>
+inline F f_each(const Operation& operation) {
+    F result;
+    for (int i = 0; i < 16; ++i) result.lane[i] = operation(i);
+    return result;
+}
+
+inline F f_set(float x) {
+    return f_each([&](int) { return x; });
+}
+inline F f_load(const float* p) {
+    return f_each([&](int i) { return p[i]; });
+}
+// The first n lanes; zeros after them.
+inline F f_load_first(const float* p, int n) {
+    return f_each([&](int i) { return i < n ? p[i] : 0.0f; });
+}
+inline void f_store(float* p, F x) { __builtin_memcpy(p, x.lane, sizeof x.lane); }
+inline void f_store_first(float* p, F x, int n) {
+    for (int i = 0; i < n; ++i) p[i] = x.lane[i];
+}
+inline F f_add(F a, F b) {
+    return f_each([&](int i) { return a.lane[i] + b.lane[i]; });
+}
+inline F f_sub(F a, F b) {
+    return f_each([&](int i) { return a.lane[i] - b.lane[i]; });
+}
+inline F f_mul(F a, F b) {
+    return f_each([&](int i) { return a.lane[i] * b.lane[i]; });
+}
+inline F f_div(F a, F b) {
+    return f_each([&](int i) { return a.lane[i] / b.lane[i]; });
+}
+// a b + c.
+inline F f_fma(F a, F b, F c) {
+#if defined(__FP_FAST_FMAF)
+    return f_each([&](int i) { return __builtin_fmaf(a.lane[i], b.lane[i], c.lane[i]); });
+#else
+    return f_each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
+#endif
+}
+// The larger; b if either is NaN.
+inline F f_max(F a, F b) {
+    return f_each([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+// Clamped from above or below; NaN stays.
+inline F f_at_most(F x, float limit) {
+    return f_each([&](int i) { return limit < x.lane[i] ? limit : x.lane[i]; });
+}
+inline F f_at_least(F x, float limit) {
+    return f_each([&](int i) { return limit > x.lane[i] ? limit : x.lane[i]; });
+}
+// value, but 0 where x < limit.
+inline F f_zero_below(F value, F x, float limit) {
+    return f_each([&](int i) { return x.lane[i] < limit ? 0.0f : value.lane[i]; });
+}
+// value, but 0 where value < limit.
+inline F f_zero_where_below(F value, F limit) {
+    return f_each([&](int i) { return value.lane[i] < limit.lane[i] ? 0.0f : value.lane[i]; });
+}
+// Lanes [begin, end) of x, `other` elsewhere.
+inline F f_keep_lanes(F x, int begin, int end, float other) {
+    return f_each([&](int i) { return i >= begin && i < end ? x.lane[i] : other; });
+}
+// To the nearest integer, ties to even.
+inline F f_round(F x) {
+    return f_each([&](int i) { return __builtin_rintf(x.lane[i]); });
+}
+// 2^n of integers in [-126, 127].
+inline F f_power_of_two(F n) {
+    return f_each([&](int i) {
+        const int32_t exponent = n.lane[i] > -127.0f && n.lane[i] < 128.0f ? static_cast<int32_t>(n.lane[i]) : 0;
+        return treadle::f32_from_bits(static_cast<uint32_t>(exponent + 127) << 23);
+    });
+}
+// Sum of the lanes: lane i + lane i + 8, then + 4, + 2, + 1.
+inline float f_sum(F x) {
+    for (int half = 8; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) x.lane[i] += x.lane[i + half];
+    }
+    return x.lane[0];
+}
+inline float f_max_lane(F x) {
+    float result = x.lane[0];
+    for (int i = 1; i < 16; ++i) result = x.lane[i] > result ? x.lane[i] : result;
+    return result;
+}
+
+inline F f_load_bf16(const uint16_t* p) {
+    return f_each([&](int i) { return treadle::f32_from_bf16(p[i]); });
+}
+inline F f_load_f16(const uint16_t* p) {
+    return f_each([&](int i) { return treadle::f32_from_f16(p[i]); });
+}
+inline F f_load_i8(const int8_t* p) {
+    return f_each([&](int i) { return static_cast<float>(p[i]); });
+}
+
+inline I i_set(int32_t x) {
+    I result;
+    for (int32_t& lane : result.lane) lane = x;
+    return result;
+}
+inline I i_load(const int32_t* p) {
+    I result;
+    __builtin_memcpy(result.lane, p, sizeof result.lane);
+    return result;
+}
+inline F f_from_i(I x) {
+    return f_each([&](int i) { return static_cast<float>(x.lane[i]); });
+}
+// Bits of the largest magnitude among the lanes; NaN and infinity compare as their bits do, above everything finite.
+inline uint32_t max_magnitude_bits(F a, F b) {
+    uint32_t result = 0;
+    for (int i = 0; i < 16; ++i) {
+        const uint32_t x = treadle::bits_from_f32(a.lane[i]) & 0x7fffffffu;
+        const uint32_t y = treadle::bits_from_f32(b.lane[i]) & 0x7fffffffu;
+        result = x > result ? x : result;
+        result = y > result ? y : result;
+    }
+    return result;
+}
+// Rounds magnitudes up to 127 to the nearest integers, ties to even, stores them, and returns their sum.
+inline int32_t store_codes(F x, int8_t* p) {
+    int32_t sum = 0;
+    for (int i = 0; i < 16; ++i) {
+        p[i] = static_cast<int8_t>(__builtin_rintf(x.lane[i]));
+        sum += p[i];
+    }
+    return sum;
+}
+
+inline B b_load(const uint8_t* p) {
+    B result;
+    __builtin_memcpy(result.lane, p, sizeof result.lane);
+    return result;
+}
+inline B b_low_nibbles(B x) {
+    for (uint8_t& lane : x.lane) lane &= 15;
+    return x;
+}
+inline B b_high_nibbles(B x) {
+    for (uint8_t& lane : x.lane) lane >>= 4;
+    return x;
+}
+// Adds 16 to the bytes whose bits are set in the 64 at `mask`.
+inline B b_add_fifth_bits(B x, const uint8_t* mask) {
+    for (int i = 0; i < 64; ++i) x.lane[i] = static_cast<uint8_t>(x.lane[i] + ((mask[i / 8] >> (i % 8) & 1) << 4));
+    return x;
+}
+// Puts bits [2 kQuad, 2 kQuad + 2) of each byte of `pairs` above the four bits of x's.
+template <int kQuad>
+inline B b_add_bit_pair(B x, B pairs) {
+    for (int i = 0; i < 64; ++i) x.lane[i] = static_cast<uint8_t>(x.lane[i] | (pairs.lane[i] >> (2 * kQuad) & 3) << 4);
+    return x;
+}
+// Adds to each lane the dot product of its four unsigned codes with the four signed numbers at x. kIsWide: codes may
+// exceed 127.
+template <bool kIsWide>
+inline I i_dot(I sum, B codes, const int8_t* x) {
+    for (int i = 0; i < 16; ++i) {
+        int32_t dot = 0;
+        for (int j = 0; j < 4; ++j) dot += codes.lane[4 * i + j] * x[j];
+        sum.lane[i] += dot;
+    }
+    return sum;
+}
+
+}  // namespace
