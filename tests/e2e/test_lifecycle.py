@@ -66,7 +66,7 @@ def test_http_client_that_leaves_is_forgotten_everywhere_within_a_second(mesh: M
     connection = http.client.HTTPConnection("127.0.0.1", mesh.http_port, timeout=60)
     connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
     mesh.wait_until(lambda: mesh.holdings()["scheduler"] == 1, 10, "running")
-    connection.sock.close()
+    connection.close()
     mesh.wait_until_nothing_is_held(timeout_s=3.0)  # one second, and the time that asking takes
 
 
@@ -122,6 +122,7 @@ def test_sigterm_lets_running_streams_finish_refuses_new_ones_and_exits_with_zer
         stopper.start()
         mesh.wait_until(lambda: not mesh.is_serving(), 10, "refusing")
         rest = response.read().decode()
+        leave(response)
         stopper.join(60)
         assert rest.rstrip().endswith("data: [DONE]")
         assert '"finish_reason":"length"' in rest
@@ -138,6 +139,7 @@ def test_no_process_is_left_when_the_launcher_is_killed(tiny_model: Path):
         read_chunks(response, 1)
         os.kill(mesh.process.pid, signal.SIGKILL)
         mesh.wait_until(lambda: alive(pids) == [], 8, "all processes gone")
+        leave(response)
 
 
 def test_two_meshes_run_side_by_side(tiny_model: Path):
