@@ -65,12 +65,7 @@ def tiny_model(
         options["sliding_window"] = sliding_window
     if family == "llama":
         options |= {"attention_bias": has_bias, "mlp_bias": has_bias}
-    torch.manual_seed(7)
-    reference = model_class(config_class(**options, attn_implementation="eager")).float().eval()
-    with torch.no_grad():
-        for name, parameter in reference.named_parameters():
-            if name.endswith(".bias") or "norm" in name:
-                parameter.add_(0.3 * torch.randn_like(parameter))
+    reference = _random_reference(model_class(config_class(**options, attn_implementation="eager")))
     config = ModelConfig(
         family=family,
         vocab_size=vocab_size,
@@ -92,3 +87,14 @@ def tiny_model(
     )
     weights = ((name.removeprefix("model."), tensor.clone()) for name, tensor in reference.state_dict().items())
     return TinyModel(reference, config, build_model(config, weights, dtype=dtype))
+
+
+def _random_reference(model: torch.nn.Module) -> torch.nn.Module:
+    """Give a model the same random weights every time; norms and biases too, which are constant otherwise."""
+    torch.manual_seed(7)
+    model.float().eval().init_weights()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".bias") or "norm" in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
