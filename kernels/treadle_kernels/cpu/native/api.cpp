@@ -7,13 +7,9 @@
 #include "kernels.h"
 #include "layers.h"
 #include "pack.h"
-#include "thread_pool.h"
+#include "pool_handle.h"
 
 using namespace treadle;
-
-struct treadle_pool : ThreadPool {
-    using ThreadPool::ThreadPool;
-};
 
 namespace {
 
@@ -24,16 +20,6 @@ int check_matrix(const void* data, int64_t m, int64_t n, const char* name) {
                     name, static_cast<long long>(m), static_cast<long long>(n));
     TREADLE_REQUIRE(data != nullptr || m == 0, "%s is null", name);
     return 0;
-}
-
-// Runs something that may run out of memory or threads.
-template <class Body>
-int guarded(const Body& body) {
-    try {
-        return body();
-    } catch (const std::exception& error) {
-        return fail("out of resources: %s", error.what());
-    }
 }
 
 }  // namespace

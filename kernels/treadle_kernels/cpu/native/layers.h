@@ -52,13 +52,6 @@ struct LinearJob {
 void run_linear(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,
                 const LinearJob* jobs, int num_jobs);
 
-// h = silu(gate x) * (up x), with up's columns in thread scratch only.
-void run_gated(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,
-               const treadle_linear& gate, const treadle_linear& up, float* h);
-
-// Bytes of thread scratch that run_gated needs for `rows`, and run_linear for any.
-int64_t layer_scratch_bytes(int64_t k, int64_t rows);
-
 int64_t kv_block_bytes(const treadle_kv& kv);
 // Memory of one key head's numbers in one layer.
 KvView kv_view(const treadle_kv& kv, int64_t layer, int64_t head);

@@ -48,12 +48,6 @@ void ThreadScratch::reserve(int num_threads, int64_t bytes_per_thread) {
     memory_.reserve(num_threads * stride_);
 }
 
-int64_t layer_scratch_bytes(int64_t k, int64_t rows) {
-    const int64_t up_bytes = std::min(rows, kRowsPerChunk) * 4 * (kBytesPerChunk / 64);
-    (void)up_bytes;
-    return linear_scratch_bytes(k);
-}
-
 void run_linear(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,
                 const LinearJob* jobs, int num_jobs) {
     if (rows == 0) return;

@@ -1,0 +1,187 @@
+#include "model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "pack.h"
+#include "sampling.h"
+
+namespace treadle {
+
+namespace {
+
+// Rows that one chunk of a row-wise operation takes: a few microseconds.
+constexpr int64_t kRowsPerChunk = 8;
+
+bool takes_codes(const treadle_linear& weights) { return format_info(weights.format)->is_quantized; }
+
+}  // namespace
+
+Model::Model(const treadle_model_desc& desc, ThreadPool& pool)
+    : desc_(desc), layers_(desc.layers, desc.layers + desc.num_layers), pool_(pool) {
+    desc_.layers = layers_.data();
+    query_width_ = int64_t{desc.num_heads} * desc.head_dim;
+    qkv_width_ = query_width_ + 2 * int64_t{desc.num_kv_heads} * desc.head_dim;
+    const int64_t tokens = desc.max_num_tokens;
+    const int64_t widest = std::max<int64_t>({desc.hidden_size, desc.intermediate_size, query_width_});
+    const int64_t rows = std::max<int64_t>(tokens, desc.max_num_sampled);
+    hidden_.reset(tokens * desc.hidden_size);
+    normed_.reset(rows * desc.hidden_size);
+    qkv_.reset(tokens * qkv_width_);
+    attended_.reset(tokens * query_width_);
+    gated_.reset(tokens * desc.intermediate_size);
+    up_.reset(tokens * desc.intermediate_size);
+    selected_.reset(int64_t{desc.max_num_sampled} * desc.hidden_size);
+    logits_.reset(int64_t{desc.max_num_sampled} * desc.vocab_size);
+    activations_.reserve(rows, widest);
+    scratch_.reserve(pool.num_threads(), linear_scratch_bytes(widest));
+    attention_.reserve(pool.num_threads(), desc.num_heads, desc.num_kv_heads, desc.head_dim);
+    row_of_token_.resize(tokens);
+    position_of_token_.resize(tokens);
+}
+
+uint64_t Model::scratch_bytes() const {
+    int64_t total = activations_.num_bytes() + scratch_.num_bytes() + attention_.num_bytes();
+    for (const Buffer<float>* buffer :
+         {&hidden_, &normed_, &qkv_, &attended_, &gated_, &up_, &selected_, &logits_, &weights_}) {
+        total += buffer->num_bytes();
+    }
+    return static_cast<uint64_t>(total);
+}
+
+void Model::lap(Phase phase) {
+    const Clock::time_point now = Clock::now();
+    seconds_[phase] += std::chrono::duration<double>(now - lap_start_).count();
+    lap_start_ = now;
+}
+
+void Model::step(const treadle_kv& kv, const treadle_rows& rows, const int32_t* token_ids,
+                 const treadle_sampling* sampling, int32_t num_sampled, int32_t* sampled, float* logits) {
+    std::memset(seconds_, 0, sizeof seconds_);
+    lap_start_ = Clock::now();
+    rows_ = rows;
+    for (int32_t row = 0; row < rows.num_rows; ++row) {
+        const int32_t begin = rows.query_starts[row], end = rows.query_starts[row + 1];
+        for (int32_t token = begin; token < end; ++token) {
+            row_of_token_[token] = row;
+            position_of_token_[token] = rows.context_lens[row] - (end - token);
+        }
+    }
+    const AttentionShape shape{desc_.num_heads, desc_.sliding_window, 1.0f / std::sqrt(static_cast<float>(desc_.head_dim))};
+    attention_.make(rows, kv, shape, pool_.num_threads());
+    embed(token_ids, rows.num_tokens);
+    lap(kEmbed);
+    for (int64_t layer = 0; layer < desc_.num_layers; ++layer) run_layer(kv, layer, rows.num_tokens);
+    run_head(sampling, num_sampled, sampled, logits);
+}
+
+void Model::embed(const int32_t* token_ids, int64_t num_tokens) {
+    pool_.run_ranges(num_tokens, kRowsPerChunk, [&](int64_t begin, int64_t end, int) {
+        for (int64_t token = begin; token < end; ++token) {
+            unpack_row(desc_.embedding, token_ids[token], hidden_.data() + token * desc_.hidden_size);
+        }
+    });
+}
+
+void Model::prepare(const float* source, int64_t rows, int64_t k, const float* norm_weight, bool needs_codes) {
+    const Kernels& table = kernels();
+    pool_.run_ranges(rows, kRowsPerChunk, [&](int64_t begin, int64_t end, int) {
+        for (int64_t row = begin; row < end; ++row) {
+            const float* values = source + row * k;
+            if (norm_weight != nullptr) {
+                float* normed = normed_.data() + row * k;
+                table.rms_norm_row(values, norm_weight, k, desc_.rms_norm_eps, normed);
+                values = normed;
+            }
+            if (needs_codes) table.quantize_row(values, k, activations_.quantized_row(row, k));
+        }
+    });
+}
+
+void Model::run_layer(const treadle_kv& kv, int64_t index, int64_t num_tokens) {
+    const treadle_layer& layer = layers_[index];
+    const int64_t hidden_size = desc_.hidden_size, kv_width = int64_t{desc_.num_kv_heads} * desc_.head_dim;
+    float* hidden = hidden_.data();
+
+    const bool needs_codes = takes_codes(layer.query) || takes_codes(layer.key) || takes_codes(layer.value);
+    prepare(hidden, num_tokens, hidden_size, layer.attention_norm, needs_codes);
+    lap(kNorm);
+    float* qkv = qkv_.data();
+    const LinearJob projections[] = {{&layer.query, qkv, qkv_width_, false},
+                                     {&layer.key, qkv + query_width_, qkv_width_, false},
+                                     {&layer.value, qkv + query_width_ + kv_width, qkv_width_, false}};
+    run_linear(pool_, scratch_, activations_.view(normed_.data()), num_tokens, projections, 3);
+    lap(kQkv);
+    rotate_and_store(kv, index, num_tokens);
+    lap(kRotate);
+    attention_.run(pool_, kv, index, qkv, attended_.data());
+    lap(kAttention);
+    prepare(attended_.data(), num_tokens, query_width_, nullptr, takes_codes(layer.output));
+    const LinearJob output{&layer.output, hidden, hidden_size, true};
+    run_linear(pool_, scratch_, activations_.view(attended_.data()), num_tokens, &output, 1);
+    lap(kOutput);
+    run_mlp(layer, num_tokens);
+}
+
+void Model::rotate_and_store(const treadle_kv& kv, int64_t layer, int64_t num_tokens) {
+    const Kernels& table = kernels();
+    const treadle_layer& weights = layers_[layer];
+    const int64_t head_dim = desc_.head_dim, half = head_dim / 2;
+    pool_.run_ranges(num_tokens, kRowsPerChunk, [&](int64_t begin, int64_t end, int) {
+        for (int64_t token = begin; token < end; ++token) {
+            float* heads = qkv_.data() + token * qkv_width_;
+            const int64_t position = position_of_token_[token];
+            const float *cos = desc_.rope_cos + position * half, *sin = desc_.rope_sin + position * half;
+            for (int32_t head = 0; head < desc_.num_heads + desc_.num_kv_heads; ++head) {
+                float* values = heads + head * head_dim;
+                const float* norm = head < desc_.num_heads ? weights.query_norm : weights.key_norm;
+                if (norm != nullptr) table.rms_norm_row(values, norm, head_dim, desc_.rms_norm_eps, values);
+                table.rotate_head(values, cos, sin, half);
+            }
+            const float* key = heads + query_width_;
+            const float* value = key + int64_t{desc_.num_kv_heads} * head_dim;
+            write_token(kv, layer, rows_.block_ids + rows_.block_starts[row_of_token_[token]], position, key, value);
+        }
+    });
+}
+
+void Model::run_mlp(const treadle_layer& layer, int64_t num_tokens) {
+    const int64_t hidden_size = desc_.hidden_size, width = desc_.intermediate_size;
+    float* hidden = hidden_.data();
+    prepare(hidden, num_tokens, hidden_size, layer.mlp_norm, takes_codes(layer.gate) || takes_codes(layer.up));
+    lap(kNorm);
+    const LinearJob jobs[] = {{&layer.gate, gated_.data(), width, false}, {&layer.up, up_.data(), width, false}};
+    run_linear(pool_, scratch_, activations_.view(normed_.data()), num_tokens, jobs, 2);
+    lap(kGateUp);
+    const Kernels& table = kernels();
+    pool_.run_ranges(num_tokens, kRowsPerChunk, [&](int64_t begin, int64_t end, int) {
+        for (int64_t token = begin; token < end; ++token) {
+            float* gate = gated_.data() + token * width;
+            table.swiglu_row(gate, up_.data() + token * width, width, gate);
+            if (takes_codes(layer.down)) table.quantize_row(gate, width, activations_.quantized_row(token, width));
+        }
+    });
+    lap(kNorm);
+    const LinearJob down{&layer.down, hidden, hidden_size, true};
+    run_linear(pool_, scratch_, activations_.view(gated_.data()), num_tokens, &down, 1);
+    lap(kDown);
+}
+
+void Model::run_head(const treadle_sampling* sampling, int32_t num_sampled, int32_t* sampled, float* logits) {
+    if (num_sampled == 0) return;
+    const int64_t hidden_size = desc_.hidden_size;
+    for (int32_t i = 0; i < num_sampled; ++i) {
+        std::memcpy(selected_.data() + i * hidden_size, hidden_.data() + sampling[i].token_index * hidden_size,
+                    hidden_size * sizeof(float));
+    }
+    prepare(selected_.data(), num_sampled, hidden_size, desc_.final_norm, takes_codes(desc_.head));
+    float* scores = logits == nullptr ? logits_.data() : logits;
+    const LinearJob head{&desc_.head, scores, desc_.vocab_size, false};
+    run_linear(pool_, scratch_, activations_.view(normed_.data()), num_sampled, &head, 1);
+    lap(kHead);
+    sample_rows(pool_, weights_, scores, num_sampled, desc_.vocab_size, sampling, sampled);
+    lap(kSample);
+}
+
+}  // namespace treadle

@@ -1,0 +1,82 @@
+// A decoder of the Llama family and the memory of its steps.
+#ifndef TREADLE_MODEL_H
+#define TREADLE_MODEL_H
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "layers.h"
+#include "memory.h"
+#include "thread_pool.h"
+#include "treadle_cpu.h"
+
+namespace treadle {
+
+// By their place in treadle_model_phase_seconds.
+enum Phase { kEmbed, kNorm, kQkv, kRotate, kAttention, kOutput, kGateUp, kDown, kHead, kSample };
+
+class Model {
+   public:
+    // Of a checked description.
+    Model(const treadle_model_desc& desc, ThreadPool& pool);
+
+    // Checks a step's arguments; changes nothing.
+    int check_step(const treadle_kv& kv, const treadle_rows& rows, const int32_t* token_ids,
+                   const treadle_sampling* sampling, int32_t num_sampled) const;
+    void step(const treadle_kv& kv, const treadle_rows& rows, const int32_t* token_ids, const treadle_sampling* sampling,
+              int32_t num_sampled, int32_t* sampled, float* logits);
+
+    uint64_t scratch_bytes() const;
+    const double* phase_seconds() const { return seconds_; }
+
+   private:
+    using Clock = std::chrono::steady_clock;
+
+    void embed(const int32_t* token_ids, int64_t num_tokens);
+    void run_layer(const treadle_kv& kv, int64_t index, int64_t num_tokens);
+    // Head norms, rotation and storing of keys and values of all tokens.
+    void rotate_and_store(const treadle_kv& kv, int64_t layer, int64_t num_tokens);
+    void run_mlp(const treadle_layer& layer, int64_t num_tokens);
+    // Chooses tokens from the hidden state of the sampled ones.
+    void run_head(const treadle_sampling* sampling, int32_t num_sampled, int32_t* sampled, float* logits);
+    // Fills activations_ from rows of `source`, normalised if there is a weight, for layers that take codes or numbers.
+    void prepare(const float* source, int64_t rows, int64_t k, const float* norm_weight, bool needs_codes);
+    // Adds the time since the last call to a phase.
+    void lap(Phase phase);
+
+    treadle_model_desc desc_;
+    std::vector<treadle_layer> layers_;
+    ThreadPool& pool_;
+    int64_t qkv_width_;
+    int64_t query_width_;
+
+    Buffer<float> hidden_;
+    Buffer<float> normed_;
+    Buffer<float> qkv_;
+    Buffer<float> attended_;
+    Buffer<float> gated_;
+    Buffer<float> up_;
+    Buffer<float> selected_;
+    Buffer<float> logits_;
+    Buffer<float> weights_;
+    ActivationBuffer activations_;
+    ThreadScratch scratch_;
+    AttentionPlan attention_;
+    // Of each token in the step: its row, and its position in the request.
+    std::vector<int32_t> row_of_token_;
+    std::vector<int32_t> position_of_token_;
+    treadle_rows rows_{};
+
+    double seconds_[TREADLE_NUM_PHASES] = {};
+    Clock::time_point lap_start_{};
+};
+
+// Checks.
+int check_model(const treadle_model_desc& desc);
+int check_kv(const treadle_kv& kv);
+int check_rows(const treadle_rows& rows, const treadle_kv& kv);
+
+}  // namespace treadle
+
+#endif

@@ -1,0 +1,200 @@
+"""Attention of the CPU engine: against numpy, and against itself over chunks, batches, threads and instruction sets."""
+
+import numpy as np
+import pytest
+
+from tests.kernels.cpu_references import attention_reference, make_rows, random_floats, step_rows
+from treadle_kernels import cpu
+from treadle_kernels.cpu import KvCache, KvDtype, KvShape, ThreadPool
+
+pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason()))
+
+ISAS = cpu.available_isas() if cpu.is_available() else ()
+# Keys and values lose bits on their way into the cache: 8 of 24 for bfloat16, 1 in 127 of the largest for int8.
+TOLERANCE = {KvDtype.F32: 2e-6, KvDtype.BF16: 2e-2, KvDtype.INT8: 4e-2}
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    before = cpu.current_isa()
+    cpu.select_isa(request.param)
+    yield request.param
+    cpu.select_isa(before)
+
+
+class Request:
+    """Keys, values and queries of one request, and its blocks."""
+
+    def __init__(self, rng, length, heads, kv_heads, head_dim, table):
+        self.qkv = random_floats(rng, length, (heads + 2 * kv_heads) * head_dim)
+        self.table = table
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+
+    def expected(self, window=None):
+        rows = self.qkv.astype(np.float64).reshape(len(self.qkv), -1, self.head_dim)
+        query, keys, values = np.split(rows, [self.heads, self.heads + self.kv_heads], axis=1)
+        return np.stack(
+            [
+                attention_reference(query[p], keys, values, position=p, window=window).reshape(-1)
+                for p in range(len(rows))
+            ]
+        )
+
+
+def make_requests(rng, lengths, *, heads=6, kv_heads=2, head_dim=32, block_size=16, num_blocks=128):
+    free = list(rng.permutation(np.arange(1, num_blocks)))
+    return [
+        Request(rng, n, heads, kv_heads, head_dim, [free.pop() for _ in range(-(-n // block_size))]) for n in lengths
+    ]
+
+
+def make_cache(*, kv_heads=2, head_dim=32, dtype=KvDtype.F32, block_size=16, num_blocks=128):
+    """A cache full of NaN, as bytes 0xff are in every format that has one."""
+    cache = KvCache(KvShape(3, kv_heads, head_dim, dtype, block_size), num_blocks)
+    cache.memory[:] = 0xFF
+    return cache
+
+
+def run(requests, cache, plan, *, threads=2, window=None):
+    """Run a list of steps, each a list of (request, new tokens); return each request's outputs."""
+    pool = ThreadPool(threads)
+    computed = [0] * len(requests)
+    outputs = [[] for _ in requests]
+    for step in plan:
+        rows, tables, qkv = [], [], []
+        for index, count in step:
+            request, start = requests[index], computed[index]
+            computed[index] += count
+            rows.append((count, start + count))
+            tables.append(request.table[: -(-(start + count) // cache.shape.block_size)])
+            qkv.append(request.qkv[start : start + count])
+        heads = requests[0].heads
+        out = cpu.attention(
+            pool, cache, 1, make_rows(rows, tables), np.concatenate(qkv), num_heads=heads, sliding_window=window
+        )
+        for (index, count), end in zip(step, np.cumsum([count for _, count in step]), strict=True):
+            outputs[index].append(out[end - count : end])
+    return [np.concatenate(parts) for parts in outputs]
+
+
+@pytest.mark.parametrize("dtype", list(KvDtype), ids=lambda d: d.name)
+@pytest.mark.parametrize("window", [None, 1, 20, 150])
+def test_a_prompt_attends_as_numpy_does(isa, dtype, window):
+    rng = np.random.default_rng(1)
+    requests = make_requests(rng, [300])
+    (out,) = run(requests, make_cache(dtype=dtype), [[(0, 300)]], window=window)
+    np.testing.assert_allclose(out, requests[0].expected(window), atol=TOLERANCE[dtype] * 4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 80), (7, 1, 16), (2, 1, 10), (128, 1, 16), (5, 5, 256)]
+)
+def test_every_head_shape_attends_as_numpy_does(isa, heads, kv_heads, head_dim):
+    rng = np.random.default_rng(2)
+    requests = make_requests(rng, [150, 17], heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    cache = make_cache(kv_heads=kv_heads, head_dim=head_dim)
+    outputs = run(requests, cache, [[(0, 140), (1, 16)], [(1, 1), (0, 9)], [(0, 1)]])
+    for request, out in zip(requests, outputs, strict=True):
+        np.testing.assert_allclose(out, request.expected(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", list(KvDtype), ids=lambda d: d.name)
+@pytest.mark.parametrize("window", [None, 40])
+def test_outputs_have_the_same_bits_for_every_chunking_batch_and_number_of_threads(isa, dtype, window):
+    rng = np.random.default_rng(3)
+    requests = make_requests(rng, [290, 45, 130])
+    whole = run(requests, make_cache(dtype=dtype), [[(0, 290)], [(1, 45)], [(2, 130)]], threads=1, window=window)
+    plans = [
+        [[(0, 290), (1, 45), (2, 130)]],
+        [[(0, 1), (1, 45)], [(0, 16), (2, 2)], [(0, 111), (2, 128)], [(0, 162)]],
+        [[(2, 130), (0, 250)], *([[(0, 1), (1, 1)]] * 40), [(1, 5)]],
+    ]
+    for number, plan in enumerate(plans):
+        outputs = run(requests, make_cache(dtype=dtype), plan, threads=number + 1, window=window)
+        for out, expected in zip(outputs, whole, strict=True):
+            np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("dtype", list(KvDtype), ids=lambda d: d.name)
+def test_instruction_sets_with_fused_products_give_the_same_bits(dtype):
+    requests = make_requests(np.random.default_rng(4), [200], head_dim=24)
+    before = cpu.current_isa()
+    results = []
+    for name in ISAS:
+        cpu.select_isa(name)
+        if name != "plain":
+            cache = make_cache(dtype=dtype, head_dim=24)
+            results += run(requests, cache, [[(0, 100)], *([[(0, 1)]] * 100)])
+    cpu.select_isa(before)
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+def test_bigger_blocks_give_the_same_bits(isa):
+    outputs = []
+    for block_size in (16, 32, 64):
+        requests = make_requests(np.random.default_rng(5), [90], block_size=block_size)
+        requests[0].qkv = random_floats(np.random.default_rng(6), *requests[0].qkv.shape)
+        outputs += run(requests, make_cache(block_size=block_size), [[(0, 50)], [(0, 40)]])
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+    np.testing.assert_array_equal(outputs[0], outputs[2])
+
+
+def test_a_block_may_be_moved_with_its_bytes(isa):
+    requests = make_requests(np.random.default_rng(7), [64])
+    cache, moved = make_cache(dtype=KvDtype.INT8), make_cache(dtype=KvDtype.INT8)
+    (expected,) = run(requests, cache, [[(0, 60)], [(0, 4)]])
+    run(requests, moved, [[(0, 60)]])
+    places = [101, 57, 99, 3]
+    saved = moved.memory[requests[0].table].copy()
+    moved.memory[requests[0].table] = 0xFF
+    moved.memory[places] = saved
+    qkv = requests[0].qkv[60:]
+    out = cpu.attention(ThreadPool(1), moved, 1, make_rows([(4, 64)], [places]), qkv, num_heads=6)
+    np.testing.assert_array_equal(out, expected[60:])
+
+
+def test_rows_without_tokens_are_passed_over(isa):
+    rng = np.random.default_rng(8)
+    requests = make_requests(rng, [40])
+    expected = run(requests, make_cache(), [[(0, 40)]])[0]
+    rows = make_rows([(0, 0), (40, 40), (0, 0)], [[], requests[0].table, []])
+    out = cpu.attention(ThreadPool(2), make_cache(), 1, rows, requests[0].qkv, num_heads=6)
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": [(17, 33)], "tables": [[1, 2]]}, "row 0: 2 blocks of 16 slots do not hold a context of 33"),
+        ({"rows": [(17, 16)], "tables": [[1, 2]]}, "row 0: 17 tokens exceed the context of 16"),
+        ({"rows": [(17, 32)], "tables": [[1, 128]]}, "row 0: block id 128 is outside the pool of 128"),
+        ({"rows": [(17, 32)], "tables": [[1, -1]]}, "row 0: block id -1 is outside"),
+        ({"layer": 3}, "layer must be from 0 to 2, is 3"),
+        ({"num_heads": 5}, "num_heads must be a multiple of num_kv_heads 2, is 5|qkv must have shape"),
+    ],
+)
+def test_a_wrong_step_is_refused_in_words(change, message):
+    arguments = {"rows": [(17, 32)], "tables": [[1, 2]], "layer": 0, "num_heads": 6} | change
+    qkv = np.zeros((17, (arguments["num_heads"] + 4) * 32), dtype=np.float32)
+    rows = make_rows(arguments["rows"], arguments["tables"])
+    with pytest.raises(ValueError, match=message):
+        cpu.attention(ThreadPool(1), make_cache(), arguments["layer"], rows, qkv, num_heads=arguments["num_heads"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (KvShape(1, 1, 16, KvDtype.F32, 4), "block_size must be a multiple of 16, is 4"),
+        (KvShape(1, 1, 15), "head_dim must be even"),
+        (KvShape(0, 1, 16), "KV num_layers must be from 1"),
+    ],
+)
+def test_a_wrong_cache_shape_is_refused_in_words(shape, message):
+    with pytest.raises(ValueError, match=message):
+        shape.bytes_per_block()
+
+
+def test_random_rows_of_the_builder_share_no_block():
+    rows = step_rows(np.random.default_rng(9), [(3, 40), (1, 17)])
+    assert len(set(rows.block_ids)) == len(rows.block_ids) == 5

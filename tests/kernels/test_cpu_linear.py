@@ -1,0 +1,185 @@
+"""Linear layers of the CPU engine: against numpy, and against themselves over batches, threads and instruction sets."""
+
+import numpy as np
+import pytest
+
+from tests.kernels.cpu_references import (
+    FLOATING,
+    QUANTIZED,
+    dequantized,
+    integer_linear,
+    quantized_reference,
+    random_floats,
+    random_layer,
+    random_raw,
+    split_weights,
+)
+from treadle_kernels import cpu
+from treadle_kernels.cpu import ThreadPool, WeightFormat
+
+pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason()))
+
+ALL_FORMATS = tuple(WeightFormat)
+ISAS = cpu.available_isas() if cpu.is_available() else ()
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    before = cpu.current_isa()
+    cpu.select_isa(request.param)
+    yield request.param
+    cpu.select_isa(before)
+
+
+@pytest.mark.parametrize("weight_format", ALL_FORMATS, ids=lambda f: f.name)
+def test_unpacking_gives_what_gguf_decodes_to_the_bit(weight_format):
+    rng = np.random.default_rng(1)
+    layer = random_layer(rng, weight_format, 37, 512)
+    rows = rng.permutation(37).astype(np.int32)
+    np.testing.assert_array_equal(cpu.unpack_rows(layer.packed, rows), layer.weights[rows])
+
+
+@pytest.mark.parametrize("weight_format", ALL_FORMATS, ids=lambda f: f.name)
+def test_packing_is_the_same_every_time_and_fills_its_bytes(weight_format):
+    raw = random_raw(np.random.default_rng(2), weight_format, 21, 256)
+    first = cpu.pack_linear(weight_format, raw, 21, 256)
+    second = cpu.pack_linear(weight_format, raw.tobytes(), 21, 256)
+    np.testing.assert_array_equal(first.data, second.data)
+    assert first.data.nbytes == cpu.packed_bytes(weight_format, 21, 256)
+    assert raw.nbytes == cpu.raw_bytes(weight_format, 21, 256)
+
+
+def test_activations_are_quantised_by_group_to_nearest_even(isa):
+    x = random_floats(np.random.default_rng(3), 9, 96)
+    x[0, :32] = 0
+    x[1, :32] = 1e-38
+    x[2, 32:64] = np.tile([127, 0.5, 1.5, 2.5], 8)
+    codes, scales = cpu.quantize_activations(x)
+    expected_codes, expected_scales = quantized_reference(np.where(np.abs(x) < 1e-30, 0, x).astype(np.float32))
+    np.testing.assert_array_equal(codes, expected_codes)
+    np.testing.assert_array_equal(scales, expected_scales)
+
+
+@pytest.mark.parametrize("spoiler", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_shows_in_its_outputs_and_no_others(isa, spoiler):
+    rng = np.random.default_rng(4)
+    layer = random_layer(rng, WeightFormat.Q4_1, 20, 64)
+    x = random_floats(rng, 3, 64)
+    clean = cpu.linear(ThreadPool(1), layer.packed, x)
+    x[1, 40] = spoiler
+    spoilt = cpu.linear(ThreadPool(1), layer.packed, x)
+    assert np.isnan(spoilt[1]).all()
+    np.testing.assert_array_equal(spoilt[[0, 2]], clean[[0, 2]])
+
+
+@pytest.mark.parametrize(
+    "weight_format", [WeightFormat.Q4_0, WeightFormat.Q4_1, WeightFormat.Q8_0], ids=lambda f: f.name
+)
+def test_quantised_product_is_the_stated_arithmetic_to_the_bit(isa, weight_format):
+    if isa == "plain":
+        pytest.skip("without fused instructions the plain kernels round twice")
+    rng = np.random.default_rng(5)
+    raw = random_raw(rng, weight_format, 40, 320)
+    x = random_floats(rng, 33, 320)
+    y = cpu.linear(ThreadPool(2), cpu.pack_linear(weight_format, raw, 40, 320), x)
+    np.testing.assert_array_equal(y, integer_linear(x, *split_weights(weight_format, raw)))
+
+
+@pytest.mark.parametrize("weight_format", QUANTIZED, ids=lambda f: f.name)
+@pytest.mark.parametrize(("n", "k"), [(16, 256), (50, 512), (1, 256), (33, 768)])
+def test_quantised_product_is_close_to_float64_over_the_quantised_numbers(isa, weight_format, n, k):
+    rng = np.random.default_rng(6)
+    layer = random_layer(rng, weight_format, n, k, has_bias=True)
+    x = random_floats(rng, 33, k)
+    codes, scales = quantized_reference(x)
+    seen = (codes.reshape(33, -1, 32) * scales[:, :, None].astype(np.float64)).reshape(33, k)
+    expected = seen @ layer.weights.T.astype(np.float64) + layer.packed.bias
+    y = cpu.linear(ThreadPool(2), layer.packed, x)
+    np.testing.assert_allclose(y, expected, atol=2e-6 * np.abs(expected).max() * k**0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("weight_format", FLOATING, ids=lambda f: f.name)
+@pytest.mark.parametrize(("n", "k"), [(16, 24), (50, 33), (1, 1), (31, 512)])
+def test_floating_product_is_close_to_float64(isa, weight_format, n, k):
+    rng = np.random.default_rng(7)
+    layer = random_layer(rng, weight_format, n, k, has_bias=True)
+    x = random_floats(rng, 13, k)
+    expected = x.astype(np.float64) @ layer.weights.T.astype(np.float64) + layer.packed.bias
+    y = cpu.linear(ThreadPool(2), layer.packed, x)
+    np.testing.assert_allclose(y, expected, atol=1e-5 * max(k**0.5, 4), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weight_format", ALL_FORMATS, ids=lambda f: f.name)
+def test_a_row_has_the_same_bits_in_every_batch_and_with_any_number_of_threads(isa, weight_format):
+    rng = np.random.default_rng(8)
+    layer = random_layer(rng, weight_format, 56, 512, has_bias=True)
+    x = random_floats(rng, 512, 512)
+    pools = [ThreadPool(count) for count in (1, 2, 3)]
+    whole = cpu.linear(pools[0], layer.packed, x)
+    for m in (*range(1, 34), 100, 512):
+        start = 512 - m if m % 2 else 0
+        part = np.ascontiguousarray(x[start : start + m])
+        y = cpu.linear(pools[m % 3], layer.packed, part)
+        np.testing.assert_array_equal(y, whole[start : start + m])
+
+
+@pytest.mark.parametrize("weight_format", ALL_FORMATS, ids=lambda f: f.name)
+@pytest.mark.parametrize("m", [1, 16, 47])
+def test_instruction_sets_with_fused_products_give_the_same_bits(weight_format, m):
+    rng = np.random.default_rng(9)
+    layer = random_layer(rng, weight_format, 40, 768)
+    x = random_floats(rng, m, 768)
+    before = cpu.current_isa()
+    results = {}
+    for name in ISAS:
+        cpu.select_isa(name)
+        results[name] = cpu.linear(ThreadPool(2), layer.packed, x)
+    cpu.select_isa(before)
+    fused = [result for name, result in results.items() if name != "plain"]
+    for result in fused[1:]:
+        np.testing.assert_array_equal(result, fused[0])
+
+
+def test_outputs_are_written_wholly_and_nothing_else_is(isa):
+    rng = np.random.default_rng(10)
+    layer = random_layer(rng, WeightFormat.Q5_K, 19, 256)
+    x = random_floats(rng, 5, 256)
+    clean = cpu.linear(ThreadPool(1), layer.packed, x)
+    poisoned = np.full((7, 19), np.nan, dtype=np.float32)
+    cpu.linear(ThreadPool(1), layer.packed, x, poisoned[1:6])
+    np.testing.assert_array_equal(poisoned[1:6], clean)
+    assert np.isnan(poisoned[[0, 6]]).all()
+
+
+def test_no_rows_give_no_outputs(isa):
+    layer = random_layer(np.random.default_rng(11), WeightFormat.Q4_1, 20, 64)
+    assert cpu.linear(ThreadPool(2), layer.packed, np.empty((0, 64), dtype=np.float32)).shape == (0, 20)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda p, raw: cpu.pack_linear(WeightFormat.Q4_1, raw, 20, 63), "multiple of 32 for Q4_1, is 63"),
+        (lambda p, raw: cpu.pack_linear(WeightFormat.Q4_K, raw, 20, 64), "multiple of 256 for Q4_K, is 64"),
+        (
+            lambda p, raw: cpu.pack_linear(WeightFormat.Q4_1, raw[:-1], 20, 64),
+            "raw weights must have 800 bytes, have 760",
+        ),
+        (lambda p, raw: cpu.pack_linear(WeightFormat.Q4_1, raw, 0, 64), "must have 1 to 2\\^31 - 1 outputs, has 0"),
+        (lambda p, raw: cpu.pack_linear(WeightFormat.Q4_1, raw[:, ::2], 10, 64), "must be contiguous"),
+        (lambda p, raw: cpu.unpack_rows(p, np.array([20], np.int32)), "rows\\[0\\] must be from 0 to 19, is 20"),
+        (lambda p, raw: cpu.unpack_rows(p, np.array([-1], np.int32)), "rows\\[0\\] must be from 0 to 19, is -1"),
+        (lambda p, raw: cpu.linear(ThreadPool(1), p, np.ones((2, 63), np.float32)), "x must have shape \\[\\*, 64\\]"),
+        (lambda p, raw: cpu.linear(ThreadPool(1), p, np.ones((2, 64))), "x must be of dtype float32"),
+        (lambda p, raw: cpu.quantize_activations(np.ones((2, 40), np.float32)), "multiple of 32, is 40"),
+        (lambda p, raw: cpu.select_isa("mmx"), "no instruction set mmx here"),
+        (lambda p, raw: ThreadPool(0), "num_threads must be from 1 to 1024, is 0"),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_words(spoil, message):
+    raw = random_raw(np.random.default_rng(12), WeightFormat.Q4_1, 20, 64)
+    packed = cpu.pack_linear(WeightFormat.Q4_1, raw, 20, 64)
+    assert dequantized(WeightFormat.Q4_1, raw).shape == (20, 64)
+    with pytest.raises(ValueError, match=message):
+        spoil(packed, raw)
