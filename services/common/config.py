@@ -16,7 +16,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar, get_args, get_origin
+from typing import Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 
@@ -41,6 +41,9 @@ class ServiceConfig:
 
     log_level: LogLevel = "info"
     """Lowest level that is logged."""
+
+    state_dir: str = ""
+    """Directory for what outlives a process; empty: nothing is kept."""
 
     lifeline_fd: int = -1
     """File descriptor whose end of file means that the launcher is gone; -1: none."""
@@ -187,7 +190,8 @@ def _check_value(value: object, hint: object, field: str) -> object:
 
 
 def _allows_none(hint: object) -> bool:
-    return isinstance(hint, types.UnionType) and types.NoneType in get_args(hint)
+    # `int | None` is a UnionType; `Literal[...] | None` and everything that was a string once is a typing.Union.
+    return get_origin(hint) in (types.UnionType, Union) and types.NoneType in get_args(hint)
 
 
 def _without_none(hint: object) -> object:

@@ -1,9 +1,10 @@
 """The merged output of a mesh: one stream of whole lines, each naming its service.
 
 Guarantees: the event loop never waits for a terminal or a pipe that nobody reads. Lines go through a bounded queue to a
-thread; what does not fit is dropped and counted. The services' own log lines pass through as they are, since they
-already carry time and name; anything else that they print (a traceback of the interpreter, a library's warning) is put
-into the same form.
+thread; what does not fit is dropped and counted. A log file, if there is one, gets every line through a queue and a
+thread of its own, so that neither a full disk nor an unread terminal keeps the other from its lines. The services' own
+log lines pass through as they are, since they already carry time and name; anything else that they print (a traceback
+of the interpreter, a library's warning) is put into the same form.
 """
 
 import json
@@ -11,6 +12,7 @@ import os
 import select
 import threading
 from collections import deque
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -23,14 +25,14 @@ _NAME_COLUMN: Final = 2  # "HH:MM:SS.mmm level name message"
 
 
 class LineWriter:
-    """Writes text to a file descriptor from its own thread; has what ``logging.StreamHandler`` needs of a stream.
+    """Writes text from its own thread; has what ``logging.StreamHandler`` needs of a stream.
 
     Args:
-        fd: Where to write; not closed.
+        write: Takes the bytes, on the thread; what it raises as ``OSError`` ends the writing.
     """
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write_bytes = write
         self._pending: deque[str] = deque()
         self._num_dropped = 0
         self._is_closed = False
@@ -62,9 +64,9 @@ class LineWriter:
     def _run(self) -> None:
         while (text := self._take()) is not None:
             try:
-                _write_all(self._fd, text.encode(errors="replace"))
+                self._write_bytes(text.encode(errors="replace"))
             except OSError:
-                return  # nobody is left to read; the mesh goes on without its logs
+                return  # nobody is left to read, or no room to write; the mesh goes on without these logs
 
     def _take(self) -> str | None:
         with self._changed:
@@ -105,10 +107,14 @@ class MergedOutput:
         writer: Takes the finished lines.
         log_format: Form of the services' own log lines.
         has_colour: Whether names are coloured; for text on a terminal.
+        log_file: Takes the same lines, never coloured.
     """
 
-    def __init__(self, writer: LineWriter, log_format: LogFormat, *, has_colour: bool) -> None:
+    def __init__(
+        self, writer: LineWriter, log_format: LogFormat, *, has_colour: bool, log_file: LineWriter | None = None
+    ) -> None:
         self._writer = writer
+        self._log_file = log_file
         self._format = log_format
         self._has_colour = has_colour and log_format == "text"
         self._colour_by_name: dict[str, int] = {}
@@ -123,12 +129,27 @@ class MergedOutput:
             columns = line.split(maxsplit=_NAME_COLUMN + 1)
             is_log_line = len(columns) > _NAME_COLUMN and columns[_NAME_COLUMN] == name
             text = line if is_log_line else _as_text(name, line)
-            text = self._coloured(name, text) if self._has_colour else text
-        self._writer.write(text + "\n")
+        self._writer.write((self._coloured(name, text) if self._has_colour else text) + "\n")
+        if self._log_file is not None:
+            self._log_file.write(text + "\n")
 
     def _coloured(self, name: str, text: str) -> str:
         colour = self._colour_by_name.setdefault(name, _COLOURS[len(self._colour_by_name) % len(_COLOURS)])
         return text.replace(name, f"\x1b[{colour}m{name}\x1b[0m", 1)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of ``data``, waiting as long as the reader takes.
+
+    Raises:
+        OSError: nobody can read it any more.
+    """
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:  # the descriptor is shared with somebody who made it non-blocking
+            select.select([], [fd], [])
 
 
 def _as_text(name: str, line: str) -> str:
@@ -142,12 +163,3 @@ def _as_json(name: str, line: str) -> str:
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(fd, view) :]
-        except BlockingIOError:  # the descriptor is shared with somebody who made it non-blocking
-            select.select([], [fd], [])

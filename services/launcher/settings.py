@@ -71,6 +71,10 @@ class ServeSettings:
     run_ahead_depth: int | None = None
     """Plans in flight to a worker, 1 (lockstep) or more; unset: the scheduler's default."""
 
+    state_dir: str | None = None
+    """Directory for what outlives a run: the merged log `mesh.log` and its older parts, 64 MiB in all, and recorded
+    plans. Created if absent, for this user alone; unset: nothing is kept."""
+
     drain_timeout_s: float = 30.0
     """Longest time, in seconds, that running requests may take after a stop was asked for."""
 
@@ -87,7 +91,13 @@ class ServeSettings:
         require_config(1 <= self.public_grpc_port <= _LARGEST_PORT, "grpc_port", f"must be 1 to {_LARGEST_PORT}")
         require_config(self.public_grpc_port != self.http_port, "grpc_port", "must differ from http_port")
         require_config(1 <= self.workers <= _MOST_WORKERS, "workers", f"must be 1 to {_MOST_WORKERS}")
+        require_config(self.state_dir != "", "state_dir", "must not be empty")
         require_config(self.drain_timeout_s >= 0, "drain_timeout_s", "must not be negative")
+
+    @property
+    def state_path(self) -> Path | None:
+        """The state directory as an absolute path, if one was given."""
+        return None if self.state_dir is None else Path(self.state_dir).expanduser().absolute()
 
     @property
     def public_grpc_port(self) -> int:

@@ -101,6 +101,7 @@ def build_topology(
         log_level=settings.log_level,
         drain_timeout_s=settings.drain_timeout_s,
         config=config_path,
+        state_dir=settings.state_path,
     )
 
     def spec(

@@ -21,6 +21,9 @@ class ExampleConfig(ServiceConfig):
     mode: Literal["plain", "fancy"] = "plain"
     """How."""
 
+    second_mode: Literal["plain", "fancy"] | None = None
+    """How else, if at all."""
+
     is_on: bool = False
     """Whether."""
 
@@ -47,6 +50,13 @@ def test_config_takes_flag_over_variable_over_file_over_default(tmp_path: Path):
     assert (config.size, config.share, config.mode, config.is_on) == (4, 0.25, "fancy", False)
 
 
+def test_config_takes_a_choice_that_may_be_missing(tmp_path: Path):
+    assert load().second_mode is None
+    assert load("--second-mode", "fancy").second_mode == "fancy"
+    assert load("--config", write(tmp_path, "example: {second_mode: plain}")).second_mode == "plain"
+    assert load("--config", write(tmp_path, "example: {second_mode: null}")).second_mode is None
+
+
 def test_config_splits_tuples_at_commas():
     assert load("--peers", "a,b").peers == ("a", "b")
 
@@ -62,6 +72,7 @@ def test_config_reads_lists_from_a_file(tmp_path: Path):
         (["--size", "1.5"], "size"),
         (["--share", "half"], "share"),
         (["--mode", "odd"], "mode"),
+        (["--second-mode", "odd"], "second_mode"),
         (["--is-on", "perhaps"], "is_on"),
         (["--drain-timeout-s", "-1"], "drain_timeout_s"),
         (["--listen", ""], "listen"),

@@ -1,10 +1,12 @@
 """Merged output: whole lines in one form, and no waiting for a reader."""
 
+import errno
 import json
 import os
 import threading
+from functools import partial
 
-from services.launcher.output import LineSplitter, LineWriter, MergedOutput
+from services.launcher.output import LineSplitter, LineWriter, MergedOutput, write_all
 
 
 class Collector(LineWriter):
@@ -46,6 +48,14 @@ def test_name_is_coloured_on_a_terminal() -> None:
     assert written("gateway", line, has_colour=True) == "12:00:00.000 info    \x1b[36mgateway\x1b[0m   starting\n"
 
 
+def test_log_file_gets_the_same_line_without_colour() -> None:
+    terminal, log_file = Collector(), Collector()
+    line = "12:00:00.000 info    gateway   starting"
+    MergedOutput(terminal, "text", has_colour=True, log_file=log_file).write_line("gateway", line)
+    assert log_file.texts == [line + "\n"]
+    assert terminal.texts != log_file.texts
+
+
 def test_json_line_passes_through_and_a_raw_line_becomes_json() -> None:
     assert written("gateway", '{"a": 1}', log_format="json", has_colour=True) == '{"a": 1}\n'
     document = json.loads(written("gateway", "Killed", log_format="json"))
@@ -69,7 +79,7 @@ def test_splitter_breaks_a_line_without_end() -> None:
 
 def test_writer_writes_in_order_and_ends_when_closed() -> None:
     read_fd, write_fd = os.pipe()
-    writer = LineWriter(write_fd)
+    writer = LineWriter(partial(write_all, write_fd))
     for number in range(100):
         writer.write(f"{number}\n")
     writer.close()
@@ -80,7 +90,7 @@ def test_writer_writes_in_order_and_ends_when_closed() -> None:
 
 def test_writer_drops_and_counts_lines_that_nobody_reads() -> None:
     read_fd, write_fd = os.pipe()
-    writer = LineWriter(write_fd)
+    writer = LineWriter(partial(write_all, write_fd))
     for _ in range(30_000):  # far more than pipe and queue hold; a blocking writer would hang here
         writer.write("x" * 99 + "\n")
     received: list[str] = []
@@ -95,10 +105,20 @@ def test_writer_drops_and_counts_lines_that_nobody_reads() -> None:
     assert sum(line.startswith("x") for line in received) + num_dropped == 30_000
 
 
+def test_writer_ends_quietly_when_the_disk_is_full() -> None:
+    def refuse(_data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = LineWriter(refuse)
+    writer.write("lost\n")
+    writer.close()
+    writer.write("lost too\n")
+
+
 def test_writer_survives_a_reader_that_went_away() -> None:
     read_fd, write_fd = os.pipe()
     os.close(read_fd)
-    writer = LineWriter(write_fd)
+    writer = LineWriter(partial(write_all, write_fd))
     writer.write("nobody hears this\n")
     writer.close()
     os.close(write_fd)

@@ -38,6 +38,14 @@ def test_value_may_start_with_a_dash() -> None:
     assert load(["--model=-odd"]).settings.model == "-odd"
 
 
+def test_state_directory_is_absolute_for_the_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/u")
+    assert load().settings.state_path is None
+    assert load(["--state-dir", "state"]).settings.state_path == tmp_path / "state"
+    assert load(["--state-dir", "~/state"]).settings.state_path == Path("/home/u/state")
+
+
 @pytest.mark.parametrize(
     ("argv", "field"),
     [
@@ -50,6 +58,7 @@ def test_value_may_start_with_a_dash() -> None:
         (["--host", ""], "host"),
         (["--drain-timeout-s", "-1"], "drain_timeout_s"),
         (["--log-format", "xml"], "log_format"),
+        (["--state-dir", ""], "state_dir"),
         (["--config", "/nowhere.yaml"], "config"),
     ],
 )

@@ -67,15 +67,17 @@ def test_gateway_listens_in_public_and_serves_the_model_under_its_name() -> None
 
 
 def test_unset_settings_are_left_to_the_service() -> None:
-    assert not [flag for flag in service(build(), "worker-0").command if "dtype" in flag or "kv-cache-gib" in flag]
+    unset = ("--dtype", "--kv-cache-gib", "--state-dir")
+    assert not [flag for flag in service(build(), "worker-0").command if flag.startswith(unset)]
     command = service(build(ServeSettings(dtype="float32", kv_cache_gib=0.5)), "worker-0").command
     assert "--dtype=float32" in command
     assert "--kv-cache-gib=0.5" in command
 
 
 def test_every_service_gets_the_shared_flags() -> None:
-    for spec in build(ServeSettings(log_format="json"), config=Path("/mesh.yaml")).services:
+    for spec in build(ServeSettings(log_format="json", state_dir="/state"), config=Path("/mesh.yaml")).services:
         assert "--log-format=json" in spec.command
+        assert "--state-dir=/state" in spec.command
         assert "--config=/mesh.yaml" in spec.command
 
 
