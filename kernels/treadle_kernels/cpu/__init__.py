@@ -17,7 +17,14 @@ from treadle_kernels.cpu.library import (
 )
 from treadle_kernels.cpu.model import CpuModel, LayerWeights, ModelShape, ModelWeights, StepPhase
 from treadle_kernels.cpu.ops import attention, linear, quantize_activations, rms_norm, swiglu
-from treadle_kernels.cpu.packing import PackedLinear, pack_linear, packed_bytes, raw_bytes, unpack_rows
+from treadle_kernels.cpu.packing import (
+    PackedLinear,
+    pack_linear,
+    packed_bytes,
+    raw_bytes,
+    unpack_rows,
+    unpermute_head_rows,
+)
 from treadle_kernels.cpu.sampling import SAMPLING_DTYPE, sample, uniform
 from treadle_kernels.cpu.threads import ThreadPool
 
@@ -51,4 +58,5 @@ __all__ = [
     "unavailable_reason",
     "uniform",
     "unpack_rows",
+    "unpermute_head_rows",
 ]

@@ -120,6 +120,21 @@ def unpack_rows(weights: PackedLinear, rows: npt.NDArray[np.int32]) -> Floats:
     return out
 
 
+def unpermute_head_rows(rows: npt.NDArray[np.generic], num_heads: int) -> npt.NDArray[np.generic]:
+    """Undo the row order of query and key matrices in GGUF files of the llama architecture. Pure.
+
+    Converters interleave the two halves of each head, so that rotated pairs are neighbours (``permute`` in llama.cpp's
+    ``convert_hf_to_gguf.py``); the engine, as Hugging Face, has the first numbers of all pairs, then the second. Rows
+    are moved whole, so it does not matter how they are encoded.
+
+    Args:
+        rows: ``[num_heads * head_dim, ...]``, raw blocks or numbers.
+        num_heads: Query heads or key heads.
+    """
+    pairs = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+
 def aligned_bytes(num_bytes: int) -> Bytes:
     """Allocate zeroed bytes that start at a multiple of `ALIGNMENT`."""
     memory = np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8)
