@@ -15,10 +15,12 @@ from services.scheduler.core.kv_messages import (
 )
 from services.scheduler.core.lane import WorkerInfo
 from services.scheduler.core.limits import SchedulerLimits, SchedulerLoad, WorkerLoad
+from services.scheduler.core.policies import DEFAULT_POLICY, PolicyName, PolicySettings
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.submission import PriorityClass, Submission
 
 __all__ = [
+    "DEFAULT_POLICY",
     "Admit",
     "AdmitGranted",
     "BatchPlan",
@@ -29,6 +31,8 @@ __all__ = [
     "KVMessage",
     "KVReply",
     "NewRequest",
+    "PolicyName",
+    "PolicySettings",
     "PoolSpec",
     "PriorityClass",
     "RequestEvent",

@@ -5,7 +5,7 @@
 slots. 3. In flight: the live rows in flight of a request add up to ``planned - computed``, and their samples to
    ``expected - known``.
 4. Bounds: no lane has more requests than places, or more plans in flight than the run-ahead depth.
-5. Sums: the counters of the queue are those of its members.
+5. Sums: the counters of the queue, and of the tenants' accounts, are those of their members.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ def check_scheduler_state(book: RequestBook, lane_by_worker: Mapping[str, Lane],
         InvariantError: a law is broken.
     """
     _check_queues(book)
-    placed = {id(request) for queue in book.queue_by_model.values() for request in queue}
+    placed = {id(request) for request in book.queue}
     for lane in lane_by_worker.values():
         _check_lane(lane, limits)
         placed |= {id(request) for request in lane.running.values()}
@@ -36,11 +36,17 @@ def check_scheduler_state(book: RequestBook, lane_by_worker: Mapping[str, Lane],
 
 
 def _check_queues(book: RequestBook) -> None:
-    members = [request for queue in book.queue_by_model.values() for request in queue]
+    members = list(book.queue)
     require(all(is_waiting(request) for request in members), "queued means waiting")
-    require(len(members) == book.num_waiting, "the number of the waiting adds up", num_waiting=book.num_waiting)
+    require(len(members) == len(book.queue), "the length of the queue adds up", length=len(book.queue))
+    require(len(members) == book.room.num_requests, "the waiting add up", num_requests=book.room.num_requests)
     num_tokens = sum(len(request.token_ids) for request in members)
-    require(num_tokens == book.num_waiting_tokens, "the tokens of the waiting add up", counted=num_tokens)
+    require(num_tokens == book.room.num_tokens, "the tokens of the waiting add up", counted=num_tokens)
+    num_waiting = Counter(request.account for request in members)
+    num_live = Counter(request.account for request in book.request_by_id.values())
+    for account, number in num_live.items():
+        is_right = (account.num_live, account.num_waiting) == (number, num_waiting[account])
+        require(is_right, "the requests of an account add up", account=account, num_live=number)
 
 
 def _check_lane(lane: Lane, limits: SchedulerLimits) -> None:

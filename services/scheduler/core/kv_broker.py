@@ -13,12 +13,22 @@ only positions of applied results are committed and a row in flight lies behind 
 from collections.abc import Iterator
 
 from services.common.verify import require
-from services.scheduler.core.kv_messages import Admit, AdmitGranted, Commit, KVMessage, KVReply, Reserve, ReserveGranted
+from services.scheduler.core.kv_messages import (
+    Admit,
+    AdmitGranted,
+    Commit,
+    Denied,
+    KVMessage,
+    KVReply,
+    Reserve,
+    ReserveGranted,
+)
 from services.scheduler.core.kv_outbox import KVOutbox
 from services.scheduler.core.lane import AdmissionHold, Lane
 from services.scheduler.core.limits import SchedulerLimits
-from services.scheduler.core.placement import choose_lane, max_known_tokens_on
-from services.scheduler.core.preemption import choose_victim
+from services.scheduler.core.placement import can_run_on, choose_lane, max_known_tokens_on
+from services.scheduler.core.policies.protocol import Policy
+from services.scheduler.core.preemption import choose_victim, find_displaceable
 from services.scheduler.core.request import NEVER, Request, RequestStatus
 from services.scheduler.core.request_book import RequestBook
 
@@ -29,14 +39,21 @@ class KVBroker:
     Args:
         limits: Places per lane, and the credit.
         first_handle: Handles count up from here; no two schedulers of one KV-cache manager may overlap.
+        policy: Who gives way to whom.
         book: Where waiting requests are found and go back to.
         lane_by_worker: The open lanes, shared with the scheduler.
     """
 
     def __init__(
-        self, limits: SchedulerLimits, first_handle: int, book: RequestBook, lane_by_worker: dict[str, Lane]
+        self,
+        limits: SchedulerLimits,
+        first_handle: int,
+        policy: Policy,
+        book: RequestBook,
+        lane_by_worker: dict[str, Lane],
     ) -> None:
         self._limits = limits
+        self._policy = policy
         self._next_handle = first_handle
         self._book = book
         self._lane_by_worker = lane_by_worker
@@ -100,6 +117,7 @@ class KVBroker:
 
     def abandon_admission(self, request: Request) -> None:
         """Let a request end whose Admit is under way; should it be granted, the lease is released at once."""
+        self._book.refund(request)
         request.leave_lane(RequestStatus.FINISHED)
 
     def take_message(self) -> KVMessage | None:
@@ -121,23 +139,37 @@ class KVBroker:
         for denied in reply.denied:
             lane = self._asking_lane_by_handle.pop(denied.handle, None)
             if lane is not None:
-                self._return_to_queue(lane, denied.handle)
+                self._return_to_queue(lane, denied)
             else:
                 self._find_blocks(denied.handle)
         is_complete = not self._asking_lane_by_handle
         require(is_complete, "every admit is answered", unanswered=len(self._asking_lane_by_handle))
 
     def _ask_admissions(self) -> Iterator[Admit]:
-        """Ask for the heads of the queues, first come first served, while a lane has a place."""
-        for queue in list(self._book.queue_by_model.values()):
-            while (request := queue.peek()) is not None:
-                lane = choose_lane(self._lane_by_worker.values(), request, self._limits.max_num_requests)
-                if lane is None:
-                    break
+        """Ask for whom the policy puts first, while a lane has a place or one can be made."""
+        models_without_lane: set[str] = set()
+        while (request := self._book.peek(models_without_lane)) is not None:
+            lane = choose_lane(self._lane_by_worker.values(), request, self._limits.max_num_requests)
+            if lane is None:
+                lane = self._make_place(request)
+            if lane is None:
+                models_without_lane.add(request.submission.model)
+            else:
                 yield self._ask_admission(request, lane)
 
+    def _make_place(self, request: Request) -> Lane | None:
+        """Preempt one request whose place ``request`` may take; return the lane where it was, None if there is none."""
+        for lane in self._lane_by_worker.values():
+            is_closed = lane.num_places_taken == self._limits.max_num_requests or not lane.is_admitting_allowed
+            if is_closed and can_run_on(lane, request):
+                displaceable = find_displaceable(request, lane.running.values(), self._policy)
+                if displaceable:
+                    self._displace(displaceable[0])
+                    return lane
+        return None
+
     def _ask_admission(self, request: Request, lane: Lane) -> Admit:
-        self._book.dequeue(request)
+        self._book.choose(request)
         request.change_status(RequestStatus.ADMITTING)
         request.lane, request.handle = lane, self._next_handle
         request.max_known_tokens = max_known_tokens_on(lane.info, request.submission)
@@ -163,14 +195,31 @@ class KVBroker:
             self._outbox.release(lane.info.name, grant.handle)  # the request has ended meanwhile
             return
         lane.running[grant.handle] = request
+        is_first = not request.has_run
         request.begin_running(grant)
+        if is_first:
+            assert request.num_cached_tokens is not None
+            self._book.note_started(request, num_cached_tokens=request.num_cached_tokens)
 
-    def _return_to_queue(self, lane: Lane, handle: int) -> None:
-        request = lane.admitting.pop(handle)
+    def _return_to_queue(self, lane: Lane, denied: Denied) -> None:
+        request = lane.admitting.pop(denied.handle)
         if not self._outbox.has_releases(lane.info.name) and lane.hold is AdmissionHold.NONE:
             lane.hold = AdmissionHold.UNTIL_NEWS
-        if request.handle == handle:
+        if request.handle == denied.handle:
             self._requeue(request)
+            self._displace_for_blocks(request, lane, denied.num_blocks_needed - denied.num_free_blocks)
+
+    def _displace_for_blocks(self, request: Request, lane: Lane, num_blocks_missing: int) -> None:
+        """Preempt requests that ``request`` may displace until enough blocks come free, if they have so many."""
+        victims = []
+        for victim in find_displaceable(request, lane.running.values(), self._policy):
+            if num_blocks_missing <= 0:
+                break
+            num_blocks_missing -= len(victim.block_ids)  # those that it shares stay held; then the next denial goes on
+            victims.append(victim)
+        if num_blocks_missing <= 0:
+            for victim in victims:
+                self._displace(victim)
 
     def _add_blocks(self, grant: ReserveGranted) -> None:
         request = self._reserving_by_handle.pop(grant.handle, None)
@@ -180,18 +229,28 @@ class KVBroker:
                 self.ask_blocks(request)
 
     def _find_blocks(self, handle: int) -> None:
-        """Make room for a running request whose refill was denied, at the cost of the latest arrival if need be."""
+        """Make room for a running request whose refill was denied, at the cost of another, or itself, if need be."""
         request = self._reserving_by_handle.get(handle)
         if request is None:
             return
         assert request.lane is not None
         if not self._outbox.has_releases(request.lane.info.name):
-            victim = choose_victim(request.lane.running.values())
-            self.num_preemptions += 1
-            self.leave(victim, RequestStatus.PREEMPTED)
-            self._book.enqueue(victim)
+            self._preempt(choose_victim(request.lane.running.values(), self._policy))
         if request.handle == handle:
             self.ask_blocks(request)
+
+    def _preempt(self, victim: Request) -> None:
+        self.num_preemptions += 1
+        victim.num_preemptions += 1
+        self.leave(victim, RequestStatus.PREEMPTED)
+        self._book.return_preempted(victim)
+
+    def _displace(self, victim: Request) -> None:
+        """Preempt ``victim`` in favour of a waiting request, which therefore is not to be held back."""
+        lane = victim.lane
+        assert lane is not None
+        self._preempt(victim)
+        lane.hold = AdmissionHold.NONE
 
     def _commit_if_due(self, request: Request) -> None:
         if request not in self._uncommitted:
@@ -214,7 +273,7 @@ class KVBroker:
             lane.remove(request)
             self.num_preemptions += 1
             request.leave_lane(RequestStatus.PREEMPTED)
-            self._book.enqueue(request)
+            self._book.return_preempted(request)
         for handle, request in lane.admitting.items():
             del self._asking_lane_by_handle[handle]
             if request.handle == handle:
@@ -222,6 +281,5 @@ class KVBroker:
         lane.admitting.clear()
 
     def _requeue(self, request: Request) -> None:
-        has_run = request.num_cached_tokens is not None
-        request.leave_lane(RequestStatus.PREEMPTED if has_run else RequestStatus.WAITING)
-        self._book.enqueue(request)
+        request.leave_lane(RequestStatus.PREEMPTED if request.has_run else RequestStatus.WAITING)
+        self._book.return_denied(request)

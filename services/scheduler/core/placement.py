@@ -58,15 +58,20 @@ def find_misfit_everywhere(
     return misfit
 
 
+def can_run_on(lane: Lane, request: Request) -> bool:
+    """Tell whether the worker has the request's model and room for it when it is alone."""
+    return (
+        serves(lane.info, request.submission)
+        and find_misfit(lane.info, request.submission, len(request.token_ids)) is None
+    )
+
+
 def choose_lane(lanes: Iterable[Lane], request: Request, max_num_requests: int) -> Lane | None:
     """Choose the lane with the fewest requests of those that could take ``request`` now; None when none could."""
     candidates = [
         lane
         for lane in lanes
-        if lane.num_places_taken < max_num_requests
-        and lane.is_admitting_allowed
-        and serves(lane.info, request.submission)
-        and find_misfit(lane.info, request.submission, len(request.token_ids)) is None
+        if lane.num_places_taken < max_num_requests and lane.is_admitting_allowed and can_run_on(lane, request)
     ]
     return min(candidates, key=lambda lane: lane.num_places_taken, default=None)
 

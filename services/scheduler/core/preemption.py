@@ -1,21 +1,55 @@
-"""Who gives way when a worker's pool has no block left for a running request.
+"""Who gives way, when a worker's pool has no block left for a running request, or no place for a vip.
 
-The victim is the request that arrived last among those running there, which may be the one that asked. By recompute:
-its blocks are released, its known tokens stay, and it waits again at the place that its arrival gives it. Two
-consequences:
+By recompute: the victim's blocks are released, its known tokens stay, and it waits again at the place that the policy
+gives it. (Swapping to a host tier would differ only in what becomes of the blocks, which is the broker's affair; whom
+to choose would stay as it is here.)
 
-- *Progress.* The request that arrived first is a victim only when it runs alone, and alone it fits (checked when it was
-  admitted). So the oldest request always runs to its end, then the next oldest is the oldest.
-- *No ping-pong.* The lane admits nobody until one of its requests has ended. Otherwise the victim, whose blocks were
-just
-  freed, would be admitted again at once, only to be preempted at the next block that an older request needs.
+Among running requests there is a fixed order of *standing*: class first, then arrival. Every second time that a
+request has had to give way raises it by a class, so that a stream of vips cannot undo the same work for ever.
+
+- *Progress.* The running request of best standing is never a victim for want of blocks unless it runs alone, and alone
+  it fits (checked when it was admitted). So it runs to its end, and then the next best is the best.
+- *No ping-pong.* After a preemption for want of blocks the lane admits nobody until one of its requests has ended.
+  Otherwise the victim, whose blocks were just freed, would be admitted again at once, only to be preempted at the next
+  block that another request needs. After a preemption for a place, the one that took it is no one's to displace.
 """
 
 from collections.abc import Iterable
 
+from services.scheduler.core.policies.protocol import Policy
 from services.scheduler.core.request import Request
 
+PREEMPTIONS_PER_CLASS = 2
+"""So many preemptions raise a request's standing by one class."""
 
-def choose_victim(running: Iterable[Request]) -> Request:
-    """Choose whom to preempt among ``running``, which is not empty."""
-    return max(running, key=lambda request: request.arrival)
+LEVELS_TO_DISPLACE = 2
+"""A waiting request takes the place of a running one that is so many classes below: a vip that of batch work."""
+
+
+def standing_level(request: Request, policy: Policy) -> int:
+    """Level of the request's class, 0 being the highest, raised for what it has suffered."""
+    return max(0, policy.level_of(request) - request.num_preemptions // PREEMPTIONS_PER_CLASS)
+
+
+def choose_victim(running: Iterable[Request], policy: Policy) -> Request:
+    """Choose whom to preempt for want of blocks among ``running``, which is not empty.
+
+    Of all but the one of best standing: the lowest class, then who loses fewest tokens, then the latest. Tokens lost
+    are compared by magnitude (powers of two), so that a small difference does not decide against a late arrival.
+    """
+    candidates = list(running)
+    if len(candidates) > 1:
+        candidates.remove(min(candidates, key=lambda request: (standing_level(request, policy), request.arrival)))
+    return max(candidates, key=lambda request: _sacrifice(request, policy))
+
+
+def find_displaceable(waiting: Request, running: Iterable[Request], policy: Policy) -> list[Request]:
+    """Return those of ``running`` whose places ``waiting`` may take, the best to take first."""
+    level = policy.level_of(waiting) + LEVELS_TO_DISPLACE
+    displaceable = [request for request in running if standing_level(request, policy) >= level]
+    return sorted(displaceable, key=lambda request: _sacrifice(request, policy), reverse=True)
+
+
+def _sacrifice(request: Request, policy: Policy) -> tuple[int, int, int]:
+    """Key that is largest for the request whose preemption harms least."""
+    return standing_level(request, policy), -request.num_computed_tokens.bit_length(), request.arrival

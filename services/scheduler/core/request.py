@@ -20,6 +20,7 @@ from services.common.verify import require
 from services.scheduler.core.batch_plan import NewRequest, ScheduledRow
 from services.scheduler.core.kv_messages import AdmitGranted
 from services.scheduler.core.submission import Submission
+from services.scheduler.core.tenant_ledger import Account
 
 if TYPE_CHECKING:
     from services.scheduler.core.lane import Lane
@@ -58,11 +59,14 @@ class Request:
     Attributes:
         submission: As it came.
         arrival: Position in the order of arrival; the request keeps it for life.
+        arrival_ms: When it arrived, Unix time.
+        account: Of its tenant.
         token_ids: All confirmed tokens, prompt and output.
         end_token_ids: Those that end the output.
         max_known_tokens: Length at which the output is cut; depends on the worker, so it is final once admitted.
         num_reported_tokens: Of ``token_ids``, how many the gateway has been told.
         num_cached_tokens: Hit of the first admission; None before.
+        num_preemptions: How often it had to give way to another request.
         handle: Of the present admission.
         lane: Where it is admitted.
         block_epoch: Of the pool's opening that the block table belongs to.
@@ -78,12 +82,15 @@ class Request:
 
     submission: Submission
     arrival: int
+    arrival_ms: int
+    account: Account
     token_ids: list[int]
     end_token_ids: frozenset[int]
     max_known_tokens: int
     num_reported_tokens: int
     status: RequestStatus = RequestStatus.WAITING
     num_cached_tokens: int | None = None
+    num_preemptions: int = 0
     handle: int = NO_HANDLE
     lane: "Lane | None" = None
     block_epoch: int = 0
@@ -99,17 +106,24 @@ class Request:
     num_sent_blocks: int = 0
 
     @classmethod
-    def from_submission(cls, submission: Submission, arrival: int) -> "Request":
+    def from_submission(cls, submission: Submission, arrival: int, arrival_ms: int, account: Account) -> "Request":
         """Build a waiting request; its first event will begin after the tokens that the client has already."""
         token_ids = [*submission.prompt_token_ids, *submission.output_token_ids]
         return cls(
             submission=submission,
             arrival=arrival,
+            arrival_ms=arrival_ms,
+            account=account,
             token_ids=token_ids,
             end_token_ids=frozenset(submission.eos_token_ids).union(submission.stop_token_ids),
             max_known_tokens=len(submission.prompt_token_ids) + submission.max_tokens,
             num_reported_tokens=len(token_ids),
         )
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it was admitted before."""
+        return self.num_cached_tokens is not None
 
     @property
     def request_id(self) -> str:

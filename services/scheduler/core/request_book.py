@@ -1,20 +1,22 @@
 """The book of live requests: who is known, who waits in which order, who has news for its gateway.
 
 Owns every request from submission to its end and forgets it then: after the last event was taken nothing of a request
-is left here. Waiting requests queue per model, first come first served; one that returns from a worker takes the
-place that its arrival gives it, which is in front of all that came later.
+is left here. Who of the waiting goes next is the policy's; one that returns from a worker takes the place that it would
+have had if it had never left.
 """
+
+from collections.abc import Collection
 
 from services.common.errors import EngineError, ErrorReason
 from services.scheduler.core.events import Finish, FinishReason, RequestEvent
 from services.scheduler.core.limits import SchedulerLimits
+from services.scheduler.core.policies.protocol import Policy
+from services.scheduler.core.queue_room import QueueRoom
 from services.scheduler.core.request import Request, RequestStatus
 from services.scheduler.core.request_queue import RequestQueue
 from services.scheduler.core.submission import Submission
-
-
-def _by_arrival(request: Request) -> int:
-    return request.arrival
+from services.scheduler.core.tenant_ledger import TenantLedger
+from services.scheduler.core.waiting_queue import WaitingQueue
 
 
 def _by_deadline(request: Request) -> int:
@@ -23,21 +25,35 @@ def _by_deadline(request: Request) -> int:
 
 
 class RequestBook:
-    """Live requests, their queues, and their unreported news.
+    """Live requests, their queue, and their unreported news.
 
     Args:
         limits: Bounds of the queue.
+        policy: Order of the queue.
+        ledger: Accounts of the tenants.
+
+    Attributes:
+        request_by_id: Every live request.
+        queue: Those that wait.
+        room: What the queue holds, by class and tenant.
+        ledger: As given.
+        now_ms: Unix time, as last told.
     """
 
-    def __init__(self, limits: SchedulerLimits) -> None:
-        self._limits = limits
+    def __init__(self, limits: SchedulerLimits, policy: Policy, ledger: TenantLedger) -> None:
         self._num_arrivals = 0
+        self._policy = policy
         self._deadlines = RequestQueue(order=_by_deadline)
         self._finish_by_request: dict[Request, Finish | None] = {}
         self.request_by_id: dict[str, Request] = {}
-        self.queue_by_model: dict[str, RequestQueue] = {}
-        self.num_waiting = 0
-        self.num_waiting_tokens = 0
+        self.queue = WaitingQueue(policy)
+        self.room = QueueRoom(limits, has_tenants=policy.has_tenants)
+        self.ledger = ledger
+        self.now_ms = 0
+
+    def advance_time(self, now_ms: int) -> None:
+        """Take note of the time; one that is earlier than the last is ignored."""
+        self.now_ms = max(self.now_ms, now_ms)
 
     def add(self, submission: Submission) -> Request:
         """Enter a request, waiting.
@@ -52,30 +68,57 @@ class RequestBook:
                 field="request_id",
                 request_id=submission.request_id,
             )
-        request = Request.from_submission(submission, self._num_arrivals + 1)
-        self._check_room(request)
+        account = self.ledger.open(submission.tenant)
+        request = Request.from_submission(submission, self._num_arrivals + 1, self.now_ms, account)
+        try:
+            self.room.check(request, self.now_ms)
+        except EngineError:
+            self.ledger.close(account)
+            raise
         self._num_arrivals += 1
         self.request_by_id[submission.request_id] = request
         if submission.deadline_ms is not None:
             self._deadlines.push(request)
-        self.enqueue(request)
+        self._enqueue(request)
         return request
 
-    def enqueue(self, request: Request) -> None:
-        """Put a request among the waiting of its model; one that returns is never refused."""
-        queue = self.queue_by_model.setdefault(request.submission.model, RequestQueue(order=_by_arrival))
-        queue.push(request)
-        self.num_waiting += 1
-        self.num_waiting_tokens += len(request.token_ids)
+    def return_preempted(self, request: Request) -> None:
+        """Put a request that ran among the waiting again; it is never refused."""
+        self._enqueue(request, is_return=True)
 
-    def dequeue(self, request: Request) -> None:
+    def return_denied(self, request: Request) -> None:
+        """Put a request that was chosen and found no blocks among the waiting again; it is never refused."""
+        self.refund(request)
+        self._policy.note_denied(request, self.now_ms)
+        self._enqueue(request, is_return=True)
+
+    def refund(self, request: Request) -> None:
+        """Take back what was charged for a request when it was chosen, since it was not admitted."""
+        if not request.has_run:
+            request.account.num_charged_tokens -= len(request.token_ids)
+
+    def peek(self, excluded_models: Collection[str] = ()) -> Request | None:
+        """Return the waiting request that goes next, of all models but the excluded; None when there is none."""
+        return self.queue.peek(self.now_ms, excluded_models)
+
+    def choose(self, request: Request) -> None:
+        """Take a request out of the waiting, since blocks are asked for it, and charge its tenant for what is new."""
+        self.remove(request)
+        self._policy.note_chosen(request, self.now_ms)
+        self.ledger.note_served(request.account)
+        if not request.has_run:
+            request.account.num_charged_tokens += len(request.token_ids)
+
+    def note_started(self, request: Request, *, num_cached_tokens: int) -> None:
+        """Take note that a chosen request was admitted for the first time; what it found cached is free."""
+        request.account.num_charged_tokens -= num_cached_tokens
+        self.room.note_started(request, self.now_ms)
+
+    def remove(self, request: Request) -> None:
         """Take a request out of the waiting."""
-        queue = self.queue_by_model[request.submission.model]
-        queue.remove(request)
-        if not queue:
-            del self.queue_by_model[request.submission.model]
-        self.num_waiting -= 1
-        self.num_waiting_tokens -= len(request.token_ids)
+        self.queue.remove(request)
+        self.room.leave(request)
+        self.ledger.end_waiting(request.account)
 
     def report(self, request: Request) -> None:
         """Remember that ``request`` has unreported tokens."""
@@ -84,6 +127,7 @@ class RequestBook:
     def forget(self, request: Request, finish: Finish) -> None:
         """Take a request that has ended out of the book; only its last event is left to be taken."""
         del self.request_by_id[request.request_id]
+        self.ledger.close(request.account)
         if request in self._deadlines:
             self._deadlines.remove(request)
         self._finish_by_request[request] = finish
@@ -120,20 +164,12 @@ class RequestBook:
 
     def is_empty(self) -> bool:
         """Tell whether no request is live and no event is left to be taken."""
-        return not (self.request_by_id or self._finish_by_request or self._deadlines or self.queue_by_model)
+        return not (self.request_by_id or self._finish_by_request or self._deadlines or self.queue)
 
-    def _check_room(self, request: Request) -> None:
-        num_waiting_tokens = self.num_waiting_tokens + len(request.token_ids)
-        has_room = self.num_waiting < self._limits.max_waiting_requests
-        # A request longer than the whole bound is let in when it would wait alone; it would be refused for ever else.
-        has_token_room = num_waiting_tokens <= self._limits.max_waiting_tokens or self.num_waiting == 0
-        if not (has_room and has_token_room):
-            raise EngineError(
-                ErrorReason.QUEUE_FULL,
-                f"{self.num_waiting} requests with {self.num_waiting_tokens} tokens are waiting; try again later",
-                num_waiting=str(self.num_waiting),
-                num_waiting_tokens=str(self.num_waiting_tokens),
-            )
+    def _enqueue(self, request: Request, *, is_return: bool = False) -> None:
+        self.queue.push(request)
+        self.room.enter(request)
+        self.ledger.begin_waiting(request.account, is_return=is_return)
 
 
 def make_finish(request: Request, reason: FinishReason, error: EngineError | None = None) -> Finish:

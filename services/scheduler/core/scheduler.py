@@ -25,9 +25,11 @@ from services.scheduler.core.kv_messages import KVMessage, KVReply
 from services.scheduler.core.lane import Lane, PlanInFlight, WorkerInfo
 from services.scheduler.core.limits import SchedulerLimits, SchedulerLoad, WorkerLoad
 from services.scheduler.core.placement import check_can_be_served, find_misfit_everywhere
+from services.scheduler.core.policies import DEFAULT_POLICY, PolicySettings, make_policy
 from services.scheduler.core.request import Request, RequestStatus
 from services.scheduler.core.request_book import RequestBook, is_waiting, make_finish, natural_end
 from services.scheduler.core.submission import Submission
+from services.scheduler.core.tenant_ledger import TenantLedger
 from services.scheduler.core.token_budget import plan_rows
 
 
@@ -37,14 +39,16 @@ class Scheduler:
     Args:
         limits: Bounds of a step and of the queue.
         epoch: Of this process life (uint64); handles count up from it, so those of two lives never meet.
+        policy_settings: Who goes first.
     """
 
-    def __init__(self, limits: SchedulerLimits, epoch: int) -> None:
+    def __init__(self, limits: SchedulerLimits, epoch: int, policy_settings: PolicySettings = DEFAULT_POLICY) -> None:
         self._limits = limits
         self._lane_by_worker: dict[str, Lane] = {}
         self._last_plan_id_by_worker: dict[str, int] = {}
-        self._book = RequestBook(limits)
-        self._kv = KVBroker(limits, epoch + 1, self._book, self._lane_by_worker)
+        self._policy = make_policy(policy_settings)
+        self._book = RequestBook(limits, self._policy, TenantLedger(dict(policy_settings.tenant_weights)))
+        self._kv = KVBroker(limits, epoch + 1, self._policy, self._book, self._lane_by_worker)
         self._num_steps = 0
         self._num_scheduled_tokens = 0
         self._num_sampled_tokens = 0
@@ -133,6 +137,7 @@ class Scheduler:
             EngineError: INVALID_REQUEST, DUPLICATE_REQUEST, QUEUE_FULL, DEADLINE_EXCEEDED, or, when workers are known,
                 MODEL_NOT_FOUND, PROMPT_TOO_LONG, EXCEEDS_KV_CAPACITY. The request is not taken in then.
         """
+        self._book.advance_time(now_ms)
         check_can_be_served(submission, now_ms, [lane.info for lane in self._lane_by_worker.values()])
         request = self._book.add(submission)
         reason = natural_end(request)
@@ -160,6 +165,7 @@ class Scheduler:
 
     def expire_deadlines(self, now_ms: int) -> None:
         """End with DEADLINE_EXCEEDED every live request whose deadline is at or before ``now_ms``."""
+        self._book.advance_time(now_ms)
         for request in self._book.find_expired(now_ms):
             error = EngineError(ErrorReason.DEADLINE_EXCEEDED, "the request's deadline has passed; allow more time")
             self._end(request, FinishReason.ERROR, error)
@@ -184,7 +190,7 @@ class Scheduler:
         self._lane_by_worker[info.name] = lane
         self._kv.open_lane(lane)
         infos = [lane.info for lane in self._lane_by_worker.values()]
-        for request in [request for queue in self._book.queue_by_model.values() for request in queue]:
+        for request in list(self._book.queue):
             misfit = find_misfit_everywhere(infos, request.submission, len(request.token_ids))
             if misfit is not None:
                 self._end(request, FinishReason.ERROR, misfit)
@@ -219,7 +225,7 @@ class Scheduler:
         num_running = sum(len(lane.running) for lane in lanes)
         return SchedulerLoad(
             num_waiting=len(self._book.request_by_id) - num_running,
-            num_waiting_tokens=self._book.num_waiting_tokens,
+            num_waiting_tokens=self._book.room.num_tokens,
             num_running=num_running,
             num_preemptions=self._kv.num_preemptions,
             num_steps=self._num_steps,
@@ -244,6 +250,7 @@ class Scheduler:
 
     def _append_output(self, request: Request, token_id: int) -> None:
         request.token_ids.append(token_id)
+        request.account.num_charged_tokens += 1
         self._book.report(request)
         # Looked at before asking for the reason, since nearly every token ends nothing.
         if token_id in request.end_token_ids or len(request.token_ids) >= request.max_known_tokens:
@@ -262,6 +269,6 @@ class Scheduler:
             self._kv.abandon_admission(request)
         else:
             assert is_waiting(request)
-            self._book.dequeue(request)
+            self._book.remove(request)
             request.change_status(RequestStatus.FINISHED)
         self._book.forget(request, make_finish(request, reason, error))

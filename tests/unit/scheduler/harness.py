@@ -5,8 +5,10 @@ from typing import Any
 
 from services.kv_cache.core import KVCacheManager
 from services.scheduler.core import (
+    DEFAULT_POLICY,
     BatchPlan,
     KVMessage,
+    PolicySettings,
     RequestEvent,
     SamplingParams,
     Scheduler,
@@ -15,6 +17,8 @@ from services.scheduler.core import (
     Submission,
     WorkerInfo,
 )
+from services.scheduler.core.request import Request
+from services.scheduler.core.tenant_ledger import Account
 from tests.simulation.kv_wire import message_to_kv_cache, reply_to_scheduler
 
 WORKER = "worker-0"
@@ -31,18 +35,31 @@ def submission(request_id: str, prompt: tuple[int, ...] = (1, 2, 3), max_tokens:
     return replace(base, **changes)
 
 
+def bare_request(arrival: int, arrival_ms: int = NOW_MS, account: Account | None = None, **changes: Any) -> Request:
+    """Build a request that no scheduler knows; without an account it gets one of its own."""
+    account = account or Account(changes.get("tenant", "tenant"))
+    made = submission(f"request-{arrival}", **{**changes, "tenant": account.tenant})
+    return Request.from_submission(made, arrival, arrival_ms, account)
+
+
 class Harness:
     """Owns the scheduler, the manager, and the tokens that the next steps will sample."""
 
-    def __init__(self, limits: SchedulerLimits = LIMITS, *infos: WorkerInfo, **changes: Any) -> None:
-        self.scheduler = Scheduler(replace(limits, **changes), EPOCH)
+    def __init__(
+        self,
+        limits: SchedulerLimits = LIMITS,
+        *infos: WorkerInfo,
+        policy: PolicySettings = DEFAULT_POLICY,
+        **changes: Any,
+    ) -> None:
+        self.scheduler = Scheduler(replace(limits, **changes), EPOCH, policy)
         self.manager = KVCacheManager(epoch=7)
         for info in infos or (WORKER_INFO,):
             self.scheduler.open_worker(info)
         self.next_token_id = 50
 
-    def add(self, request_id: str, *arguments: Any, **changes: Any) -> None:
-        self.scheduler.add_request(submission(request_id, *arguments, **changes), NOW_MS)
+    def add(self, request_id: str, *arguments: Any, now_ms: int = NOW_MS, **changes: Any) -> None:
+        self.scheduler.add_request(submission(request_id, *arguments, **changes), now_ms)
 
     def talk(self) -> KVMessage | None:
         """Exchange one message with the manager; return it."""

@@ -3,8 +3,8 @@ import itertools
 import pytest
 
 from services.common.errors import InvariantError
-from services.scheduler.core.request import Request, RequestStatus
-from tests.unit.scheduler.harness import submission
+from services.scheduler.core.request import RequestStatus
+from tests.unit.scheduler.harness import bare_request
 
 LEGAL = {
     ("waiting", "admitting"),
@@ -22,7 +22,7 @@ LEGAL = {
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(RequestStatus, repeat=2)))
 def test_status_changes_only_as_the_table_says(old: RequestStatus, new: RequestStatus) -> None:
-    request = Request.from_submission(submission("a"), 1)
+    request = bare_request(1)
     request.status = old
     if (old.value, new.value) in LEGAL:
         request.change_status(new)

@@ -1,10 +1,10 @@
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_queue import RequestQueue
-from tests.unit.scheduler.harness import submission
+from tests.unit.scheduler.harness import bare_request
 
 
 def make_request(arrival: int) -> Request:
-    return Request.from_submission(submission(f"request-{arrival}"), arrival)
+    return bare_request(arrival)
 
 
 def make_queue() -> RequestQueue:

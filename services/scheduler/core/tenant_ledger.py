@@ -1,0 +1,112 @@
+"""Who has had how much: one account per tenant, in tokens in and out divided by the tenant's weight.
+
+This is the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), section 4:
+the tenant with the smallest counter goes next, so tenants that always have something waiting get tokens in proportion
+to their weights, however many requests they cut them into. A prompt is charged in full when it is chosen, less what
+the prefix cache held, and each output token when it is known; recomputation after a preemption is not charged, since
+it is not the tenant's doing.
+
+An idle tenant gains no credit: when it begins to wait, its counter is lifted to the smallest of those that wait, or,
+when none does, to that of the tenant that was served last.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from services.common.errors import EngineError, ErrorReason
+
+DEFAULT_WEIGHT = 1.0
+MAX_IDLE_ACCOUNTS = 4096
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """What one tenant has had.
+
+    Attributes:
+        tenant: Whose it is.
+        weight: Share relative to others, > 0.
+        num_charged_tokens: Tokens charged, and those that lifting added.
+        num_waiting: Its requests in the queue.
+        num_live: Its requests that have not ended.
+    """
+
+    tenant: str
+    weight: float = DEFAULT_WEIGHT
+    num_charged_tokens: float = 0.0
+    num_waiting: int = 0
+    num_live: int = 0
+
+    @property
+    def counter(self) -> float:
+        """The virtual token counter."""
+        return self.num_charged_tokens / self.weight
+
+    def lift_to(self, counter: float) -> None:
+        """Raise the counter to at least ``counter``."""
+        self.num_charged_tokens = max(self.num_charged_tokens, counter * self.weight)
+
+
+class TenantLedger:
+    """All accounts. Those of idle tenants are kept, up to a bound, so that going away for a moment clears no debt.
+
+    Args:
+        weight_by_tenant: Weights other than ``DEFAULT_WEIGHT``.
+
+    Raises:
+        EngineError: INVALID_CONFIG when a weight is not positive.
+    """
+
+    def __init__(self, weight_by_tenant: Mapping[str, float] = MappingProxyType({})) -> None:
+        for tenant, weight in weight_by_tenant.items():
+            if not weight > 0:
+                text = f"the weight of tenant {tenant} must be positive, not {weight}"
+                raise EngineError(ErrorReason.INVALID_CONFIG, text, field="tenant_weights", tenant=tenant)
+        self._weight_by_tenant = dict(weight_by_tenant)
+        self._account_by_tenant: dict[str, Account] = {}
+        self._idle_by_tenant: dict[str, Account] = {}
+        self._waiting: dict[str, Account] = {}
+        self._served_last: Account | None = None
+
+    def open(self, tenant: str) -> Account:
+        """Return the tenant's account for one more live request."""
+        account = self._account_by_tenant.get(tenant)
+        if account is None:
+            account = Account(tenant, self._weight_by_tenant.get(tenant, DEFAULT_WEIGHT))
+            self._account_by_tenant[tenant] = account
+        self._idle_by_tenant.pop(tenant, None)
+        account.num_live += 1
+        return account
+
+    def close(self, account: Account) -> None:
+        """Take note that a live request of the account has ended."""
+        account.num_live -= 1
+        if account.num_live == 0:
+            self._idle_by_tenant[account.tenant] = account
+            if len(self._idle_by_tenant) > MAX_IDLE_ACCOUNTS:
+                forgotten = next(iter(self._idle_by_tenant))
+                del self._idle_by_tenant[forgotten], self._account_by_tenant[forgotten]
+
+    def begin_waiting(self, account: Account, *, is_return: bool) -> None:
+        """Count one more waiting request; unless it returns from a worker, an account that had none is lifted."""
+        if account.num_waiting == 0:
+            if not is_return:
+                account.lift_to(self._active_counter())
+            self._waiting[account.tenant] = account
+        account.num_waiting += 1
+
+    def end_waiting(self, account: Account) -> None:
+        """Count one waiting request less."""
+        account.num_waiting -= 1
+        if account.num_waiting == 0:
+            del self._waiting[account.tenant]
+
+    def note_served(self, account: Account) -> None:
+        """Take note that a request of the account is the latest that was chosen."""
+        self._served_last = account
+
+    def _active_counter(self) -> float:
+        if self._waiting:
+            return min(account.counter for account in self._waiting.values())
+        return 0.0 if self._served_last is None else self._served_last.counter

@@ -1,0 +1,149 @@
+"""Classes, tenants and places, by exact conversations with the KV-cache manager."""
+
+from dataclasses import replace
+
+from services.common.errors import EngineError
+from services.scheduler.core import KVMessage, PolicySettings, PriorityClass
+from tests.unit.scheduler.harness import LIMITS, NOW_MS, WORKER_INFO, Harness
+
+VIP, BATCH = PriorityClass.VIP, PriorityClass.BATCH
+H1, H2, H3 = 101, 102, 103
+
+
+def asked(message: KVMessage | None) -> list[str]:
+    return [] if message is None else [admit.request_id for admit in message.admits]
+
+
+def test_waiting_vip_takes_the_place_of_running_batch_work() -> None:
+    harness = Harness(max_num_requests=1)
+    harness.add("batch", priority=BATCH)
+    harness.step()
+    harness.add("vip", priority=VIP)
+    message = harness.talk()
+    assert message is not None
+    assert message.releases == (H1,)
+    assert asked(message) == ["vip"]
+    plan = harness.plan()
+    assert plan.finished_handles == (H1,)
+    assert [row.handle for row in plan.rows] == [H2]
+    harness.apply(plan)
+    harness.run_to_rest()
+    assert {request_id: len(tokens) for request_id, tokens in harness.outputs().items()} == {"batch": 4, "vip": 4}
+
+
+def test_waiting_vip_takes_no_place_from_a_normal_request() -> None:
+    harness = Harness(max_num_requests=1)
+    harness.add("normal")
+    harness.step()
+    harness.add("vip", priority=VIP)
+    assert asked(harness.talk()) == []
+
+
+def test_batch_work_is_displaced_twice_and_then_runs_to_its_end() -> None:
+    harness = Harness(max_num_requests=1)
+    harness.add("batch", (1, 2, 3), 8, priority=BATCH)
+    orders = []
+    for index in range(3):
+        harness.step()
+        harness.add(f"vip-{index}", max_tokens=1, priority=VIP)
+        orders += asked(harness.talk())
+        harness.apply(harness.plan())
+    assert orders == ["vip-0", "vip-1"]
+    assert harness.scheduler.load().num_preemptions == 2
+    harness.run_to_rest()
+    assert len(harness.outputs()["batch"]) == 8
+
+
+def test_vip_that_finds_no_blocks_gets_those_of_batch_work() -> None:
+    harness = Harness(LIMITS, replace(WORKER_INFO, num_blocks=5, max_model_len=16))  # 16 slots
+    harness.add("normal", (3,) * 3, 5)
+    harness.add("batch", (1,) * 5, 4, priority=BATCH)
+    harness.step()
+    harness.add("vip", (2,) * 8, 1, priority=VIP)
+    assert asked(harness.talk()) == ["vip"]
+    message = harness.talk()
+    assert message is not None
+    assert (message.releases, asked(message)) == ((H2,), ["vip", "batch"])
+    assert harness.scheduler.load().num_running == 2
+    harness.run_to_rest()
+    assert {key: len(tokens) for key, tokens in harness.outputs().items()} == {"normal": 5, "batch": 4, "vip": 1}
+
+
+def test_vip_that_could_not_run_even_so_displaces_nobody() -> None:
+    harness = Harness(LIMITS, replace(WORKER_INFO, num_blocks=5, max_model_len=16))
+    harness.add("normal", (3,) * 8, 5)
+    harness.add("batch", (1,) * 3, 2, priority=BATCH)
+    harness.step()
+    harness.add("vip", (2,) * 12, 1, priority=VIP)
+    harness.talk()
+    assert harness.scheduler.load().num_running == 2
+    harness.run_to_rest()
+    assert set(harness.outputs()) == {"normal", "batch", "vip"}
+
+
+def test_tenant_that_has_had_more_tokens_waits_for_the_other() -> None:
+    harness = Harness(max_num_requests=1)
+    harness.add("running", (1, 2, 3), 8, tenant="greedy")
+    harness.step()
+    for index in range(3):
+        harness.add(f"greedy-{index}", tenant="greedy")
+    harness.add("modest-0", tenant="modest")
+    harness.add("modest-1", tenant="modest")
+    order = []
+    while not harness.scheduler.is_idle():
+        order += asked(harness.talk())
+        plan = harness.scheduler.schedule("worker-0")
+        if plan is not None:
+            harness.apply(plan)
+        harness.events()
+    # Modest was lifted to the 4 tokens that greedy had had when it came; greedy has had 11 when a place comes free.
+    assert order == ["modest-0", "greedy-0", "modest-1", "greedy-1", "greedy-2"]
+
+
+def test_weights_of_tenants_are_the_shares_of_what_they_get() -> None:
+    policy = PolicySettings("fair", tenant_weights=(("heavy", 3.0),))
+    harness = Harness(LIMITS, policy=policy, max_num_requests=1)
+    for index in range(12):
+        for tenant in ("light", "heavy"):
+            harness.add(f"{tenant}-{index}", tenant=tenant)
+    order: list[str] = []
+    while len(order) < 12:
+        order += [request_id.partition("-")[0] for request_id in asked(harness.talk())]
+        plan = harness.scheduler.schedule("worker-0")
+        if plan is not None:
+            harness.apply(plan)
+    assert (order.count("heavy"), order.count("light")) == (9, 3)
+
+
+def test_cancelled_admission_is_not_charged() -> None:
+    harness = Harness()
+    harness.add("a")
+    message = harness.scheduler.take_kv_message()
+    assert message is not None
+    account = harness.scheduler._book.request_by_id["a"].account
+    assert account.counter == 3
+    harness.scheduler.abort_request("a")
+    assert account.counter == 0
+
+
+def test_prompt_is_charged_less_its_prefix_hit_and_outputs_one_by_one() -> None:
+    harness = Harness()
+    harness.add("a", tuple(range(10)), 2)
+    harness.run_to_rest()
+    harness.add("b", tuple(range(10)), 2)
+    account = harness.scheduler._book.request_by_id["b"].account
+    assert account.counter == 12
+    harness.run_to_rest()
+    assert account.counter == 12 + (10 - 8) + 2
+
+
+def test_flood_of_one_tenant_does_not_get_another_refused() -> None:
+    harness = Harness(max_waiting_requests=10)
+    refused = 0
+    for index in range(20):
+        try:
+            harness.add(f"flood-{index}", tenant="flood")
+        except EngineError:
+            refused += 1
+    assert refused == 12
+    harness.add("modest", tenant="modest", now_ms=NOW_MS)

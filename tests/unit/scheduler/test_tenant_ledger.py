@@ -1,0 +1,73 @@
+import pytest
+
+from services.common.errors import EngineError, ErrorReason
+from services.scheduler.core.tenant_ledger import MAX_IDLE_ACCOUNTS, TenantLedger
+
+
+def test_counter_is_tokens_over_weight() -> None:
+    account = TenantLedger({"heavy": 4.0}).open("heavy")
+    account.num_charged_tokens += 100
+    assert account.counter == 25
+
+
+def test_idle_tenant_is_lifted_to_the_smallest_counter_of_those_that_wait() -> None:
+    ledger = TenantLedger({"newcomer": 2.0})
+    for tenant, num_tokens in (("busy", 300), ("busier", 500)):
+        account = ledger.open(tenant)
+        ledger.begin_waiting(account, is_return=False)
+        account.num_charged_tokens = num_tokens
+    newcomer = ledger.open("newcomer")
+    ledger.begin_waiting(newcomer, is_return=False)
+    assert newcomer.counter == 300
+
+
+def test_lifting_takes_nothing_from_a_counter_that_is_larger() -> None:
+    ledger = TenantLedger()
+    ledger.begin_waiting(ledger.open("behind"), is_return=False)
+    ahead = ledger.open("ahead")
+    ahead.num_charged_tokens = 70
+    ledger.begin_waiting(ahead, is_return=False)
+    assert ahead.counter == 70
+
+
+def test_tenant_is_lifted_to_the_one_served_last_when_nobody_waits() -> None:
+    ledger = TenantLedger()
+    busy = ledger.open("busy")
+    ledger.note_served(busy)
+    busy.num_charged_tokens = 40  # counts what it has had since, too
+    newcomer = ledger.open("newcomer")
+    ledger.begin_waiting(newcomer, is_return=False)
+    assert newcomer.counter == 40
+
+
+def test_tenant_that_waits_or_returns_from_a_worker_is_not_lifted() -> None:
+    ledger = TenantLedger()
+    behind, ahead = ledger.open("behind"), ledger.open("ahead")
+    ledger.begin_waiting(ahead, is_return=False)
+    ahead.num_charged_tokens = 50
+    ledger.begin_waiting(behind, is_return=True)
+    ledger.begin_waiting(behind, is_return=False)
+    assert behind.counter == 0
+
+
+def test_debt_is_not_cleared_by_going_away() -> None:
+    ledger = TenantLedger()
+    account = ledger.open("a")
+    account.num_charged_tokens = 50
+    ledger.close(account)
+    assert ledger.open("a").counter == 50
+
+
+def test_accounts_of_idle_tenants_are_bounded_and_those_of_live_ones_are_kept() -> None:
+    ledger = TenantLedger()
+    live = ledger.open("live")
+    for index in range(MAX_IDLE_ACCOUNTS + 10):
+        ledger.close(ledger.open(f"tenant-{index}"))
+    assert len(ledger._account_by_tenant) == MAX_IDLE_ACCOUNTS + 1
+    assert ledger.open("live") is live
+
+
+def test_weight_that_is_not_positive_is_refused() -> None:
+    with pytest.raises(EngineError, match="tenant a must be positive") as error:
+        TenantLedger({"a": 0.0})
+    assert error.value.reason is ErrorReason.INVALID_CONFIG
