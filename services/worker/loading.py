@@ -17,7 +17,8 @@ from services.worker.host_memory import available_bytes
 from services.worker.kv_storage import KVStorage, num_blocks_for
 from services.worker.model_runner import ModelRunner
 from services.worker.models.registry import build_model
-from services.worker.weights import Checkpoint, open_checkpoint
+from services.worker.weights import Checkpoint, open_checkpoint, plan_memory
+from services.worker.weights.tensors import stream_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def load_model(config: WorkerConfig, clock: Clock) -> LoadedModel:
     max_model_len = _max_model_len(config, checkpoint.config.max_model_len, num_blocks)
     progress = _ProgressLog(clock)
     with torch.inference_mode():
-        model = build_model(checkpoint.config, checkpoint.tensors(dtype, progress), dtype=dtype)
+        model = build_model(checkpoint.config, stream_tensors(checkpoint, dtype, progress), dtype=dtype)
     storage = KVStorage(
         checkpoint.config,
         num_blocks=num_blocks,
@@ -81,7 +82,7 @@ def load_model(config: WorkerConfig, clock: Clock) -> LoadedModel:
 
 
 def _plan_blocks(config: WorkerConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    plan = checkpoint.memory_plan(dtype)
+    plan = plan_memory(checkpoint.config, dtype)
     free_bytes = available_bytes()
     if config.kv_cache_gib:
         kv_bytes = round(config.kv_cache_gib * _GIB)

@@ -12,6 +12,7 @@ from services.worker.model_config import ModelConfig
 from services.worker.model_runner import ModelRunner
 from services.worker.models import Decoder, build_model
 from services.worker.weights import open_checkpoint
+from services.worker.weights.tensors import stream_tensors
 
 NUM_OUTPUTS = 64
 BLOCK_SIZE = 16
@@ -58,7 +59,7 @@ def varied_prompts(vocab_size: int) -> list[list[int]]:
 def identity(model_path: Path) -> Identity:
     torch.set_num_threads(1)
     checkpoint = open_checkpoint(model_path)
-    weights = dict(checkpoint.tensors(torch.float32))
+    weights = dict(stream_tensors(checkpoint, torch.float32))
     reference = reference_model(checkpoint.config, weights)
     prompts = varied_prompts(checkpoint.config.vocab_size)
     expected, leads = reference_outputs(reference, prompts)

@@ -1,17 +1,14 @@
 """What a model's files look like to the rest of the worker, whatever their format, and how a path becomes one."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
-
-import torch
 
 from services.worker.model_config import ModelConfig
 from services.worker.weights.gguf_file import GgufFile
 from services.worker.weights.hf_directory import HfDirectory
-from services.worker.weights.memory_plan import MemoryPlan
-from services.worker.weights.progress import ProgressCallback
 from services.worker.weights.refusal import listed, refusal
+from services.worker.weights.stored_tensor import StoredTensor
 
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
@@ -19,8 +16,13 @@ _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 class Checkpoint(Protocol):
     """A model on disk whose metadata has been read and found to be complete and supported.
 
-    Holds no file open and no weights; every call of :meth:`tensors` reads anew.
+    Holds no file open and no weights.
     """
+
+    @property
+    def path(self) -> Path:
+        """The GGUF file or the Hugging Face directory."""
+        ...
 
     @property
     def name(self) -> str:
@@ -37,24 +39,11 @@ class Checkpoint(Protocol):
         """Short digest of the content; differs when the weights do."""
         ...
 
-    def memory_plan(self, dtype: torch.dtype) -> MemoryPlan:
-        """Say what :meth:`tensors` with the same ``dtype`` will take. Pure."""
-        ...
+    @property
+    def stored_tensors(self) -> Mapping[str, StoredTensor]:
+        """Every tensor of the model by its name, in the order in which the model uses them.
 
-    def tensors(
-        self, dtype: torch.dtype, on_progress: ProgressCallback | None = None
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Stream every tensor of the model once.
-
-        Names are Hugging Face's without ``model.``; q and k rows are in the half-rotated order. Each tensor is
-        contiguous, on the CPU, in ``dtype`` and owned by the caller; the reader keeps none.
-
-        Args:
-            dtype: Floating type of what is yielded; 16-bit types are rounded to nearest even from float32.
-            on_progress: Told about the bytes of the files that have been read.
-
-        Raises:
-            EngineError: MODEL_LOAD_FAILED, when a file cannot be read or has changed since it was opened.
+        Names are Hugging Face's without ``model.``; they are those of ``layout.expected_tensors``.
         """
         ...
 

@@ -1,29 +1,18 @@
-"""Reads a model of the Llama family from a GGUF file, dequantising as it goes.
+"""Reads what a GGUF file of the Llama family says about itself: its configuration, and where its tensors lie."""
 
-Reads with plain ``pread`` in pieces of about a megabyte rather than through a memory map: the pages of a map count as
-the process's memory, and a map of a file that somebody truncates kills the process instead of raising an error.
-"""
-
-import math
-import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+import struct
+from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from services.common.gguf_metadata import GgufMetadata, GgufTensorInfo
 from services.worker.model_config import ModelConfig
 from services.worker.weights.digest import content_digest
-from services.worker.weights.ggml_types import GGML_TYPE_BY_ID, GgmlType, dequantise
+from services.worker.weights.ggml_types import GGML_TYPE_BY_ID
 from services.worker.weights.gguf_config import read_gguf_config
 from services.worker.weights.layout import EMBEDDING, FINAL_NORM, HEAD, check_layout, expected_tensors
-from services.worker.weights.memory_plan import MemoryPlan, plan_memory
-from services.worker.weights.progress import LoadProgress, ProgressCallback
 from services.worker.weights.refusal import listed, refusal
-
-_PIECE_BYTES = 1 << 20
+from services.worker.weights.stored_tensor import StoredTensor, TensorReader
 
 _MODEL_PARTS = {"token_embd": EMBEDDING, "output_norm": FINAL_NORM, "output": HEAD}
 _LAYER_PARTS = {
@@ -47,24 +36,11 @@ _FREQ_FACTORS_TENSOR = "rope_freqs.weight"
 _FORMAT_SUFFIX = re.compile(r"[.-](I?Q\d\w*|B?F16|F32|FP16|FP32)$", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredTensor:
-    """A tensor as it lies in the file; ``shape`` is torch's, the slowest varying dimension first."""
-
-    shape: tuple[int, ...]
-    ggml_type: GgmlType
-    offset_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) // self.ggml_type.block_size * self.ggml_type.block_bytes
-
-
 class GgufFile:
     """A checkpoint (see :class:`services.worker.weights.checkpoint.Checkpoint`) in one GGUF file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self.name: str = _FORMAT_SUFFIX.sub("", path.stem)
         with GgufMetadata(path) as metadata:
             if (num_parts := metadata.integer("split.count") or 0) > 1:
@@ -79,88 +55,38 @@ class GgufFile:
                 metadata,
                 stored_by_gguf_name.keys(),
                 embedding.shape[0],
-                None if freq_factors is None else self._read_freq_factors(freq_factors),
+                None if freq_factors is None else _read_freq_factors(freq_factors),
             )
-        self._stored_by_name = {_model_name(name): stored for name, stored in stored_by_gguf_name.items()}
-        check_layout(path, self.config, {name: stored.shape for name, stored in self._stored_by_name.items()})
+        stored_by_name = {_model_name(name): stored for name, stored in stored_by_gguf_name.items()}
+        check_layout(path, self.config, {name: stored.shape for name, stored in stored_by_name.items()})
+        self.stored_tensors: dict[str, StoredTensor] = {
+            name: replace(stored_by_name[name], num_interleaved_heads=_num_interleaved_heads(self.config, name))
+            for name in expected_tensors(self.config)
+        }
         self.weight_version: str = content_digest([(path, min(info.offset_bytes for info in infos))])
 
-    def memory_plan(self, dtype: torch.dtype) -> MemoryPlan:
-        """Say what loading takes."""
-        return plan_memory(self.config, dtype)
 
-    def tensors(
-        self, dtype: torch.dtype, on_progress: ProgressCallback | None = None
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Stream every tensor once, in the order in which the model uses them."""
-        progress = LoadProgress(sum(stored.num_bytes for stored in self._stored_by_name.values()), on_progress)
-        with _PieceReader(self._path) as reader:
-            for name in expected_tensors(self.config):
-                tensor = reader.read(self._stored_by_name[name], dtype, progress)
-                if self.config.family == "llama" and (num_heads := self._num_rotated_heads(name)):
-                    tensor = _unpermute_heads(tensor, num_heads)
-                yield name, tensor
-
-    def _num_rotated_heads(self, name: str) -> int:
-        """Heads of a query or key projection; 0 for any other tensor."""
-        if ".q_proj." in name:
-            return self.config.num_attention_heads
-        return self.config.num_kv_heads if ".k_proj." in name else 0
-
-    def _read_freq_factors(self, stored: _StoredTensor) -> tuple[float, ...]:
-        with _PieceReader(self._path) as reader:
-            return tuple(reader.read(stored, torch.float32, LoadProgress(stored.num_bytes, None)).tolist())
+def _num_interleaved_heads(config: ModelConfig, name: str) -> int:
+    """Heads of a query or key projection of the llama architecture; 0 for any other tensor."""
+    if config.family != "llama":
+        return 0
+    if ".q_proj." in name:
+        return config.num_attention_heads
+    return config.num_kv_heads if ".k_proj." in name else 0
 
 
-class _PieceReader:
-    """Reads tensors of one file through one buffer."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._buffer = bytearray(_PIECE_BYTES)
-        self._raw = torch.frombuffer(self._buffer, dtype=torch.uint8)
-        try:
-            self._file = path.open("rb", buffering=0)
-        except OSError as error:
-            raise refusal(path, f"cannot be read ({error})") from error
-
-    def __enter__(self) -> "_PieceReader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def read(self, stored: _StoredTensor, dtype: torch.dtype, progress: LoadProgress) -> torch.Tensor:
-        """Read and decode one tensor into memory of its own."""
-        ggml_type = stored.ggml_type
-        tensor = torch.empty(stored.shape, dtype=dtype)
-        values = tensor.view(-1)
-        num_blocks = values.numel() // ggml_type.block_size
-        num_blocks_at_once = _PIECE_BYTES // ggml_type.block_bytes
-        for start in range(0, num_blocks, num_blocks_at_once):
-            end = min(start + num_blocks_at_once, num_blocks)
-            num_bytes = (end - start) * ggml_type.block_bytes
-            self._fill(num_bytes, stored.offset_bytes + start * ggml_type.block_bytes)
-            dequantise(
-                self._raw[:num_bytes], ggml_type, values[start * ggml_type.block_size : end * ggml_type.block_size]
-            )
-            progress.advance(num_bytes)
-        return tensor
-
-    def _fill(self, num_bytes: int, offset: int) -> None:
-        """Read exactly ``num_bytes`` into the buffer; a file that ends early has been cut since it was opened."""
-        target = memoryview(self._buffer)
-        num_read = 0
-        while num_read < num_bytes:
-            got = os.preadv(self._file.fileno(), [target[num_read:num_bytes]], offset + num_read)
-            if got == 0:
-                raise refusal(self._path, "the file ended early; it has been changed while it was being read")
-            num_read += got
+def _read_freq_factors(stored: StoredTensor) -> tuple[float, ...]:
+    if stored.ggml_type.name != "F32":
+        raise refusal(stored.path, f"{_FREQ_FACTORS_TENSOR} has the type {stored.ggml_type.name}; F32 is supported")
+    raw = bytearray(stored.num_bytes)
+    with TensorReader() as reader:
+        reader.read_into(stored, memoryview(raw))
+    return struct.unpack(f"<{len(raw) // 4}f", raw)
 
 
-def _stored_tensors(path: Path, infos: tuple[GgufTensorInfo, ...]) -> dict[str, _StoredTensor]:
+def _stored_tensors(path: Path, infos: tuple[GgufTensorInfo, ...]) -> dict[str, StoredTensor]:
     """Check the directory's entries against the known types and the file's size."""
-    stored_by_name: dict[str, _StoredTensor] = {}
+    stored_by_name: dict[str, StoredTensor] = {}
     file_bytes = path.stat().st_size
     for info in infos:
         ggml_type = GGML_TYPE_BY_ID.get(info.type_id)
@@ -174,7 +100,7 @@ def _stored_tensors(path: Path, infos: tuple[GgufTensorInfo, ...]) -> dict[str, 
                 f"tensor {info.name} has the shape {list(shape)}, but rows of {ggml_type.name} "
                 f"are multiples of {ggml_type.block_size}; the file is damaged",
             )
-        stored = _StoredTensor(shape, ggml_type, info.offset_bytes)
+        stored = StoredTensor(path, info.offset_bytes, shape, ggml_type)
         if (missing := stored.offset_bytes + stored.num_bytes - file_bytes) > 0:
             raise refusal(path, f"the file is truncated: tensor {info.name} lacks {missing:,} bytes at the end")
         if info.name in stored_by_name:
@@ -190,17 +116,3 @@ def _model_name(gguf_name: str) -> str:
         if part in _LAYER_PARTS:
             return f"layers.{layer}.{_LAYER_PARTS[part]}.{kind}"
     return _MODEL_PARTS.get(gguf_name.removesuffix(".weight"), gguf_name)
-
-
-def _unpermute_heads(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Undo the row order of llama files.
-
-    Converters interleave the two halves of each head so that rotated pairs are neighbours (``permute`` in llama.cpp's
-    ``convert_hf_to_gguf.py``); Hugging Face's order, and ours, has the first numbers of all pairs, then the second.
-
-    Args:
-        tensor: ``[num_heads * head_dim, ...]``.
-        num_heads: Query heads or key heads.
-    """
-    pairs = tensor.view(num_heads, -1, 2, *tensor.shape[1:])
-    return pairs.transpose(1, 2).reshape(tensor.shape)

@@ -2,8 +2,7 @@
 
 import math
 from dataclasses import dataclass
-
-import torch
+from typing import Protocol
 
 from services.common.errors import EngineError, ErrorReason
 from services.worker.model_config import ModelConfig
@@ -11,6 +10,15 @@ from services.worker.weights.layout import expected_tensors, layer_tensors
 
 _SCRATCH_BYTES = 16 << 20
 _MIB = 1 << 20
+
+
+class NumberType(Protocol):
+    """A type of numbers; ``torch.dtype`` and ``numpy.dtype`` are such."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,7 @@ class MemoryPlan:
     peak_extra_bytes: int
     kv_values_per_token: int
 
-    def kv_bytes_per_block(self, block_size: int, dtype: torch.dtype) -> int:
+    def kv_bytes_per_block(self, block_size: int, dtype: NumberType) -> int:
         """Bytes of one KV block of ``block_size`` positions, over all layers, keys and values together."""
         return self.kv_values_per_token * block_size * dtype.itemsize
 
@@ -58,7 +66,7 @@ class MemoryPlan:
         )
 
 
-def plan_memory(config: ModelConfig, dtype: torch.dtype) -> MemoryPlan:
+def plan_memory(config: ModelConfig, dtype: NumberType) -> MemoryPlan:
     """Work out the memory plan of a model from its configuration alone."""
     num_values = sum(math.prod(shape) for shape in expected_tensors(config).values())
     layer_values = sum(math.prod(shape) for _, shape in layer_tensors(config))

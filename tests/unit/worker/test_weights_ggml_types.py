@@ -6,7 +6,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
 
-from services.worker.weights.ggml_types import GGML_TYPE_BY_ID, GgmlType, dequantise
+from services.worker.weights.dequantise import dequantise
+from services.worker.weights.ggml_types import GGML_TYPE_BY_ID, GgmlType
 
 ALL_TYPES = [pytest.param(ggml_type, id=ggml_type.name) for ggml_type in GGML_TYPE_BY_ID.values()]
 # One block, an odd number, exactly one chunk of 32,768 values, and a chunk with a rest, for blocks of 1, 32 and 256.

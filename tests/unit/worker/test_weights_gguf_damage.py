@@ -9,6 +9,7 @@ import torch
 from services.common.errors import EngineError, ErrorReason
 from services.worker.weights import open_checkpoint
 from services.worker.weights.gguf_file import GgufFile
+from services.worker.weights.tensors import stream_tensors
 from tests.gguf_editing import edit_gguf_file
 from tests.model_files import random_weights, tiny_config, write_gguf_file
 
@@ -141,7 +142,7 @@ def test_file_cut_between_opening_and_reading_is_an_engine_error(tmp_path) -> No
     path.write_bytes(path.read_bytes()[:30_000])
 
     with pytest.raises(EngineError, match="the file ended early"):
-        list(checkpoint.tensors(torch.float32))
+        list(stream_tensors(checkpoint, torch.float32))
 
 
 def test_big_endian_file_is_refused(tmp_path) -> None:

@@ -9,6 +9,7 @@ from gguf import GGMLQuantizationType, quants
 from services.worker.model_config import RopeConfig
 from services.worker.weights import open_checkpoint
 from services.worker.weights.gguf_file import GgufFile
+from services.worker.weights.tensors import stream_tensors
 from tests.gguf_editing import edit_gguf_file
 from tests.model_files import random_weights, tiny_config, write_gguf_file, write_hf_directory
 
@@ -40,7 +41,7 @@ def test_file_equals_the_directory_of_the_same_weights(tmp_path, family, is_tied
     # A GGUF file does not tell Mistral from Llama.
     assert file.config.family == ("llama" if family == "mistral" else family)
     assert {**fields(file.config), "family": family} == fields(directory.config)
-    assert_same_tensors(dict(file.tensors(torch.float32)), weights_in_float32(weights))
+    assert_same_tensors(dict(stream_tensors(file, torch.float32)), weights_in_float32(weights))
 
 
 def fields(config):
@@ -67,7 +68,7 @@ def test_quantised_file_holds_what_the_package_decodes(tmp_path, type_name, fami
     file = open_checkpoint(write_gguf_file(tmp_path / "tiny.gguf", config, weights, type_name=type_name))
 
     # Rows are quantised one by one, so the order of rows in the file does not change their values.
-    assert_same_tensors(dict(file.tensors(torch.float32)), expected)
+    assert_same_tensors(dict(stream_tensors(file, torch.float32)), expected)
 
 
 def test_tensor_larger_than_the_read_buffer_is_read_whole(tmp_path) -> None:
@@ -76,7 +77,7 @@ def test_tensor_larger_than_the_read_buffer_is_read_whole(tmp_path) -> None:
     path = write_gguf_file(tmp_path / "tiny.gguf", config, weights)
 
     assert weights["lm_head.weight"].nbytes > 2 << 20
-    assert_same_tensors(dict(open_checkpoint(path).tensors(torch.float32)), weights)
+    assert_same_tensors(dict(stream_tensors(open_checkpoint(path), torch.float32)), weights)
 
 
 def test_biases_of_llama_files_are_brought_into_order_like_their_weights(tmp_path) -> None:
@@ -86,11 +87,11 @@ def test_biases_of_llama_files_are_brought_into_order_like_their_weights(tmp_pat
     file = open_checkpoint(write_gguf_file(tmp_path / "tiny.gguf", config, weights))
 
     assert (file.config.has_qkv_bias, file.config.has_output_bias, file.config.has_mlp_bias) == (True, True, True)
-    assert_same_tensors(dict(file.tensors(torch.float32)), weights)
+    assert_same_tensors(dict(stream_tensors(file, torch.float32)), weights)
 
 
 def test_tensors_are_contiguous_and_of_the_dtype_asked_for(tmp_path) -> None:
-    found = dict(open_checkpoint(write(tmp_path, type_name="Q8_0")).tensors(torch.bfloat16))
+    found = dict(stream_tensors(open_checkpoint(write(tmp_path, type_name="Q8_0")), torch.bfloat16))
 
     assert all(tensor.dtype is torch.bfloat16 and tensor.is_contiguous() for tensor in found.values())
 
@@ -99,7 +100,7 @@ def test_progress_rises_to_the_total(tmp_path) -> None:
     calls = []
 
     checkpoint = open_checkpoint(write(tmp_path, type_name="Q4_0"))
-    list(checkpoint.tensors(torch.float32, lambda done, total: calls.append((done, total))))
+    list(stream_tensors(checkpoint, torch.float32, lambda done, total: calls.append((done, total))))
 
     total_bytes = calls[0][1]
     assert calls[0] == (0, total_bytes)
@@ -171,7 +172,7 @@ def test_end_ids_come_from_keys_and_from_well_known_tokens(tmp_path) -> None:
 def test_reading_never_holds_more_than_one_tensor_beside_its_buffers(tmp_path) -> None:
     """The stream is lazy: a tensor is read when it is asked for."""
     done = []
-    stream = open_checkpoint(write(tmp_path)).tensors(torch.float32, lambda num_done, _: done.append(num_done))
+    stream = stream_tensors(open_checkpoint(write(tmp_path)), torch.float32, lambda num_done, _: done.append(num_done))
 
     name, tensor = next(stream)
 

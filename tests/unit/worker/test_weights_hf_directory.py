@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from services.common.errors import EngineError, ErrorReason
 from services.worker.weights import open_checkpoint
+from services.worker.weights.tensors import stream_tensors
 from tests.model_files import random_weights, tiny_config, write_hf_directory
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
@@ -50,7 +51,7 @@ def test_directory_reads_back_config_and_weights(tmp_path, family, num_shards, i
     checkpoint = open_checkpoint(write_hf_directory(tmp_path, config, weights, num_shards=num_shards))
 
     assert checkpoint.config == config
-    assert_same_tensors(dict(checkpoint.tensors(torch.float32)), weights)
+    assert_same_tensors(dict(stream_tensors(checkpoint, torch.float32)), weights)
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
@@ -62,14 +63,14 @@ def test_directory_converts_to_the_dtype_asked_for(tmp_path, stored, wanted) -> 
     checkpoint = open_checkpoint(write_hf_directory(tmp_path, config, weights))
 
     expected = {name: tensor.to(wanted) for name, tensor in weights.items()}
-    found = dict(checkpoint.tensors(wanted))
+    found = dict(stream_tensors(checkpoint, wanted))
     assert {tensor.dtype for tensor in found.values()} == {wanted}
     assert_same_tensors(found, expected)
 
 
 def test_tensors_stay_valid_when_the_file_is_overwritten(directory) -> None:
     expected = random_weights(tiny_config())
-    found = dict(open_checkpoint(directory).tensors(torch.float32))
+    found = dict(stream_tensors(open_checkpoint(directory), torch.float32))
 
     with (directory / "model.safetensors").open("r+b") as file:
         file.write(bytes(100_000))
@@ -84,7 +85,7 @@ def test_every_optional_bias_is_read_when_config_says_so(tmp_path) -> None:
     checkpoint = open_checkpoint(write_hf_directory(tmp_path, config, weights))
 
     assert checkpoint.config == config
-    assert_same_tensors(dict(checkpoint.tensors(torch.float32)), weights)
+    assert_same_tensors(dict(stream_tensors(checkpoint, torch.float32)), weights)
 
 
 def test_head_is_ignored_when_embeddings_are_tied(tmp_path) -> None:
@@ -93,20 +94,20 @@ def test_head_is_ignored_when_embeddings_are_tied(tmp_path) -> None:
 
     checkpoint = open_checkpoint(write_hf_directory(tmp_path, config, weights))
 
-    assert "lm_head.weight" not in dict(checkpoint.tensors(torch.float32))
+    assert "lm_head.weight" not in dict(stream_tensors(checkpoint, torch.float32))
 
 
 def test_stored_rotary_frequencies_are_ignored(directory) -> None:
     rewrite_weights(directory, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
 
-    assert len(dict(open_checkpoint(directory).tensors(torch.float32))) == 21
+    assert len(dict(stream_tensors(open_checkpoint(directory), torch.float32))) == 21
 
 
 def test_progress_rises_to_the_total(directory) -> None:
     calls = []
     total_bytes = sum(tensor.nbytes for tensor in random_weights(tiny_config()).values())
 
-    list(open_checkpoint(directory).tensors(torch.bfloat16, lambda done, total: calls.append((done, total))))
+    list(stream_tensors(open_checkpoint(directory), torch.bfloat16, lambda done, total: calls.append((done, total))))
 
     assert calls[0] == (0, total_bytes)
     assert calls[-1] == (total_bytes, total_bytes)
@@ -181,7 +182,7 @@ def test_file_that_vanishes_between_opening_and_reading_is_an_engine_error(direc
     (directory / "model.safetensors").unlink()
 
     with pytest.raises(EngineError, match="changed since it was opened"):
-        list(checkpoint.tensors(torch.float32))
+        list(stream_tensors(checkpoint, torch.float32))
 
 
 def test_missing_shard_is_named(tmp_path) -> None:

@@ -5,6 +5,7 @@ import torch
 
 from services.worker.model_config import RopeConfig
 from services.worker.weights import open_checkpoint
+from services.worker.weights.tensors import stream_tensors
 from tests.model_files import Weights, random_weights, tiny_config, write_hf_directory
 
 pytestmark = pytest.mark.slow
@@ -63,7 +64,7 @@ def test_loader_reads_what_transformers_writes(tmp_path, config, max_shard_size)
 
     assert (tmp_path / "saved" / "model.safetensors.index.json").exists() == (max_shard_size == "60KB")
     assert checkpoint.config == config
-    assert unequal_names(dict(checkpoint.tensors(torch.float32)), weights) == []
+    assert unequal_names(dict(stream_tensors(checkpoint, torch.float32)), weights) == []
 
 
 def test_transformers_reads_the_builders_tokenizer(tmp_path) -> None:
