@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.kv_cache.core.block import Block, BlockContent
 from services.kv_cache.core.block_pool import BlockPool
+from services.kv_cache.core.ledger import Account
 
 NUM_BLOCKS = 9
 
@@ -17,6 +18,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.evicted: list[int] = []
+        self.account = Account("tenant", 0, NUM_BLOCKS)
         self.pool = BlockPool(NUM_BLOCKS, on_evict=self.on_evict)
         self.tables: list[list[Block]] = []
         self.order = list(range(1, NUM_BLOCKS))
@@ -30,7 +32,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def allocate(self, data: st.DataObject) -> None:
         num_blocks = data.draw(st.integers(0, self.pool.num_available))
         self.evicted = []
-        table = self.pool.allocate(num_blocks)
+        table = self.pool.allocate(num_blocks, self.account)
         expected, self.order = self.order[:num_blocks], self.order[num_blocks:]
         assert [block.block_id for block in table] == expected
         assert self.evicted == [block_id for block_id in expected if block_id in self.filled]
@@ -51,7 +53,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def share(self, data: st.DataObject) -> None:
         block_ids = data.draw(st.lists(st.sampled_from(sorted(self.filled)), unique=True))
         blocks = [self.pool.blocks[block_id] for block_id in block_ids]
-        self.pool.share(blocks)
+        self.pool.share(blocks, self.account)
         self.order = [block_id for block_id in self.order if block_id not in block_ids]
         self.tables.append(blocks)
 
@@ -74,6 +76,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def counts_add_up(self) -> None:
         num_cached = sum(block_id in self.filled for block_id in self.order)
         assert self.pool.num_cached == num_cached
+        assert self.account.num_held == self.pool.num_held
         assert self.pool.num_available + self.pool.num_held == NUM_BLOCKS - 1
         for block in self.pool.blocks:
             assert block.ref_count == sum(block in table for table in self.tables)

@@ -11,7 +11,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.kv_cache.core import Admit, AdmitGranted, Commit, Denied, KVCacheManager, PoolSpec, Reserve
+from services.kv_cache.core import (
+    Admit,
+    AdmitGranted,
+    Commit,
+    DenialReason,
+    Denied,
+    KVCacheManager,
+    PoolSpec,
+    QuotaRule,
+    Quotas,
+    Reserve,
+)
+from services.kv_cache.core.events import BlockStored
 from services.kv_cache.core.prefix_hash import sha256
 
 BLOCK_SIZE = 2
@@ -34,6 +46,7 @@ class KVCacheMachine(RuleBasedStateMachine):
     """``prefix_by_block`` is what each block was last filled with: scope, and all tokens up to its end."""
 
     hash_bytes = 32
+    has_quotas = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,6 +55,8 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.leases: dict[int, ModelLease] = {}
         self.prefix_by_block: dict[int, tuple[str, tuple[int, ...]]] = {}
         self.num_handles = 0
+        self.findable: set[bytes] = set()
+        self.next_event = 1
 
     def num_held(self) -> int:
         return len({block_id for lease in self.leases.values() for block_id in lease.block_ids})
@@ -54,7 +69,8 @@ class KVCacheMachine(RuleBasedStateMachine):
         grant = self.manager.admit(Admit(self.num_handles, POOL, scope, token_ids, num_tokens))
         if isinstance(grant, Denied):
             # Fewer free than needed; with a hit, the hit's own blocks are not needed.
-            assert grant.num_free_blocks < grant.num_blocks_needed <= num_blocks
+            assert grant.num_free_blocks < grant.num_blocks_needed or self.has_quotas
+            assert grant.num_blocks_needed <= num_blocks
             return
         assert isinstance(grant, AdmitGranted)
         assert len(grant.block_ids) == num_blocks
@@ -91,8 +107,8 @@ class KVCacheMachine(RuleBasedStateMachine):
         num_free = NUM_BLOCKS - 1 - self.num_held()
         grant = self.manager.reserve(Reserve(handle, num_blocks))
         if isinstance(grant, Denied):
-            assert grant == Denied(handle, num_free, num_blocks)
-            assert num_free < num_blocks
+            assert (grant.num_free_blocks, grant.num_blocks_needed) == (num_free, num_blocks)
+            assert num_free < num_blocks or self.has_quotas
             return
         for block_id in grant.block_ids:
             assert all(block_id not in lease.block_ids for lease in self.leases.values())
@@ -119,6 +135,24 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.manager.check_invariants()
         usage = self.manager.usage(POOL)
         assert (usage.num_held, usage.num_leases) == (self.num_held(), len(self.leases))
+        self.read_events()
+        assert self.findable == {stored.block_hash for stored in self.manager.stored()}
+
+    def read_events(self) -> None:
+        for event in self.manager.events.read(self.next_event, 1000) or ():
+            self.findable = getattr(self, f"after_{type(event).__name__}")(event)
+        self.next_event = self.manager.events.next_sequence
+
+    def after_BlockStored(self, event: BlockStored) -> set[bytes]:
+        assert event.block_hash not in self.findable
+        return self.findable | {event.block_hash}
+
+    def after_BlockRemoved(self, event: BlockStored) -> set[bytes]:
+        assert event.block_hash in self.findable
+        return self.findable - {event.block_hash}
+
+    def after_PoolCleared(self, event: BlockStored) -> set[bytes]:
+        return set()
 
     def teardown(self) -> None:
         for handle in self.leases:
@@ -132,7 +166,51 @@ class ShortHashMachine(KVCacheMachine):
     hash_bytes = 1
 
 
+class QuotaMachine(KVCacheMachine):
+    """Of 9 blocks a has 4 for certain and gets 6 at most, b has 3: who is owed blocks gets them, or a way to them."""
+
+    has_quotas = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        rules = (QuotaRule("*", "a", 0.45, 0.7), QuotaRule("*", "b", 0.34))
+        self.manager.set_quotas(Quotas(rules))
+
+    @rule(scope=st.sampled_from(["a", "b", "c"]), num_blocks=st.integers(1, 9))
+    def ask(self, scope: str, num_blocks: int) -> None:
+        self.num_handles += 1
+        handle = self.num_handles
+        ask = Admit(handle, POOL, scope, (handle,), num_blocks * BLOCK_SIZE, tenant=scope)
+        account = self.manager.pool(POOL).ledger.account(scope)
+        num_held, num_reserved, limit = account.num_held, account.num_reserved, account.limit
+        grant = self.manager.admit(ask)
+        if isinstance(grant, AdmitGranted):
+            assert num_held + num_blocks <= limit
+            for block_id in grant.block_ids:
+                self.prefix_by_block.pop(block_id, None)
+            self.leases[handle] = ModelLease(scope, [handle], list(grant.block_ids), 0)
+            return
+        if num_held + num_blocks > num_reserved:
+            assert grant.reclaim_handles == ()
+            return
+        assert grant.reason is DenialReason.CAPACITY
+        assert not {handle for handle in grant.reclaim_handles if self.tenant_of(handle) == scope}
+        for victim in grant.reclaim_handles:
+            del self.leases[victim]
+            self.manager.release(victim)
+        again = self.manager.admit(ask)
+        assert isinstance(again, AdmitGranted), "what is owed is there once the named leases have ended"
+        for block_id in again.block_ids:
+            self.prefix_by_block.pop(block_id, None)
+        self.leases[handle] = ModelLease(scope, [handle], list(again.block_ids), 0)
+
+    def tenant_of(self, handle: int) -> str:
+        return self.manager.pool(POOL).lease_by_handle[handle].account.tenant
+
+
 TestKVCacheManager = pytest.mark.slow(KVCacheMachine.TestCase)
 TestKVCacheManager.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestKVCacheManagerWithShortHash = pytest.mark.slow(ShortHashMachine.TestCase)
 TestKVCacheManagerWithShortHash.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestKVCacheManagerWithQuotas = pytest.mark.slow(QuotaMachine.TestCase)
+TestKVCacheManagerWithQuotas.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)

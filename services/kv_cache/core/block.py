@@ -5,7 +5,11 @@ that chain of earlier contents. A block that is full and computed may carry a co
 two part. A content without a block is kept while something needs it as a parent (see :mod:`prefix_cache`).
 """
 
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
+
+if TYPE_CHECKING:
+    from services.kv_cache.core.free_list import FreeList
+    from services.kv_cache.core.ledger import Account
 
 BlockId = NewType("BlockId", int)
 
@@ -14,24 +18,42 @@ NULL_BLOCK_ID = BlockId(0)
 
 
 class Block:
-    """One block of a pool: its holders, its content, and its links in the free list.
+    """One block of a pool: its holders, who pays for it, its content, and its place among the available blocks.
 
     Attributes:
         block_id: Index in the pool.
-        ref_count: Leases whose block table holds this block; 0 means it is in the free list.
+        ref_count: Leases whose block table holds this block; 0 means it is in a free list.
+        account: Tenant's account that it is charged to; None exactly when nobody holds it.
         content: What the block is known to hold, or None when that is nothing reusable.
-        previous_free: Neighbour that is handed out earlier; None outside the free list.
-        next_free: Neighbour that is handed out later; None outside the free list.
+        free_list: The list that it is in; None while it is held.
+        previous_free: Neighbour that is handed out earlier; None outside a free list.
+        next_free: Neighbour that is handed out later; None outside a free list.
+        handed_out_ms: Time of its last handing out.
+        given_back_ms: Time at which its last holder was gone.
     """
 
-    __slots__ = ("block_id", "content", "next_free", "previous_free", "ref_count")
+    __slots__ = (
+        "account",
+        "block_id",
+        "content",
+        "free_list",
+        "given_back_ms",
+        "handed_out_ms",
+        "next_free",
+        "previous_free",
+        "ref_count",
+    )
 
     def __init__(self, block_id: BlockId) -> None:
         self.block_id = block_id
         self.ref_count = 0
+        self.account: Account | None = None
         self.content: BlockContent | None = None
+        self.free_list: FreeList | None = None
         self.previous_free: Block | None = None
         self.next_free: Block | None = None
+        self.handed_out_ms = 0
+        self.given_back_ms = 0
 
 
 class BlockContent:
@@ -43,9 +65,11 @@ class BlockContent:
         key: What it adds to its parent: the token ids as little-endian uint32. For a root, the encoded cache domain.
         block: Where the KV of these tokens lies, or None when it was evicted.
         num_pins: Child contents, plus leases whose chain ends here. A content with neither pins nor block is dropped.
+        has_come_back: Whether it was wanted again, which earns it a place in the protected segment
+            (see :mod:`eviction_order`).
     """
 
-    __slots__ = ("block", "block_hash", "key", "num_pins", "parent")
+    __slots__ = ("block", "block_hash", "has_come_back", "key", "num_pins", "parent")
 
     def __init__(self, parent: "BlockContent | None", block_hash: bytes, key: bytes) -> None:
         self.parent = parent
@@ -53,3 +77,4 @@ class BlockContent:
         self.key = key
         self.block: Block | None = None
         self.num_pins = 0
+        self.has_come_back = False

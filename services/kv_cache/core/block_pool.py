@@ -1,80 +1,22 @@
-"""The blocks of one worker: who holds them, and in which order the others are handed out.
+"""The blocks of one worker: who holds them, and which are handed out next.
 
-Owns reference counts and the free list. Guarantees ``num_free + num_cached + num_held == num_usable`` after every call,
-and that each call costs O(blocks named), whatever the size of the pool.
+Owns reference counts. Guarantees ``num_free + num_cached + num_held == num_usable`` after every call, that every held
+block is charged to exactly one account, and that each call costs O(blocks named), whatever the size of the pool.
 
 A block is in one of three states::
 
-    held    ref_count > 0                        in some block tables
-    free    ref_count = 0, no content            in the free list, near its front
-    cached  ref_count = 0, with content          in the free list, behind the free ones, least recently used first
-
-The free list is intrusive and doubly linked, so that a prefix hit takes a cached block out of its middle in O(1); vLLM
-does the same (vllm/v1/core/kv_cache_utils.py, FreeKVCacheBlockQueue). Blocks without content go to the front: nothing
-is evicted while a blank block is left.
+    held    ref_count > 0                        in some block tables, charged to one account
+    free    ref_count = 0, no content            handed out first
+    cached  ref_count = 0, with content          handed out when no free one is left, see :mod:`eviction_order`
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from services.common.verify import require
 from services.kv_cache.core.block import Block, BlockId
-
-
-class FreeList:
-    """Blocks without holder, in the order in which they are handed out."""
-
-    def __init__(self) -> None:
-        # Two sentinels, so that no operation has an edge case. They belong to no pool.
-        self._front = Block(BlockId(-1))
-        self._back = Block(BlockId(-1))
-        self._front.next_free = self._back
-        self._back.previous_free = self._front
-        self._num_blocks = 0
-
-    def __len__(self) -> int:
-        return self._num_blocks
-
-    def __iter__(self) -> Iterator[Block]:
-        block = self._front.next_free
-        while block is not None and block is not self._back:
-            yield block
-            block = block.next_free
-
-    def push_front(self, block: Block) -> None:
-        """Make ``block`` the next to be handed out."""
-        self._insert_after(self._front, block)
-
-    def push_back(self, block: Block) -> None:
-        """Make ``block`` the last to be handed out."""
-        last = self._back.previous_free
-        assert last is not None
-        self._insert_after(last, block)
-
-    def pop_front(self) -> Block:
-        """Take out the next block. The list must not be empty."""
-        block = self._front.next_free
-        require(block is not None and block is not self._back, "an empty free list hands out nothing")
-        assert block is not None
-        self.remove(block)
-        return block
-
-    def remove(self, block: Block) -> None:
-        """Take ``block`` out of wherever in the list it is."""
-        before, after = block.previous_free, block.next_free
-        require(before is not None and after is not None, "the block is not in the free list", block_id=block.block_id)
-        assert before is not None
-        assert after is not None
-        before.next_free, after.previous_free = after, before
-        block.previous_free = block.next_free = None
-        self._num_blocks -= 1
-
-    def _insert_after(self, before: Block, block: Block) -> None:
-        require(block.previous_free is None, "the block is in the free list already", block_id=block.block_id)
-        after = before.next_free
-        assert after is not None
-        before.next_free, block.previous_free = block, before
-        after.previous_free, block.next_free = block, after
-        self._num_blocks += 1
+from services.kv_cache.core.eviction_order import EvictionOrder
+from services.kv_cache.core.figures import BlockAges
+from services.kv_cache.core.ledger import Account
 
 
 class BlockPool:
@@ -83,16 +25,25 @@ class BlockPool:
     Args:
         num_blocks: All blocks, with the null block; >= 2.
         on_evict: Called with a cached block before it is handed out; must detach its content.
+        protected_ratio: Share of the usable blocks, 0 to 1, that cached content which came back may keep; 0 is LRU.
+        ages: Told when blocks are handed out, reused and given back.
     """
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[Block], None]) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        on_evict: Callable[[Block], None],
+        protected_ratio: float = 0.0,
+        ages: BlockAges | None = None,
+    ) -> None:
         require(num_blocks >= 2, "a pool has a null block and at least one more", num_blocks=num_blocks)
         self.blocks = [Block(BlockId(block_id)) for block_id in range(num_blocks)]
-        self.free_list = FreeList()
+        num_usable = num_blocks - 1
+        self.free_list = EvictionOrder(max_protected=int(num_usable * protected_ratio), max_ghosts=num_usable)
         for block in self.blocks[1:]:
-            self.free_list.push_back(block)
+            self.free_list.push_blank_back(block)
         self._on_evict = on_evict
-        self._num_cached = 0
+        self._ages = ages if ages is not None else BlockAges()
 
     @property
     def num_usable(self) -> int:
@@ -107,34 +58,41 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Available blocks with reusable content."""
-        return self._num_cached
+        return self.free_list.num_cached
 
     @property
     def num_held(self) -> int:
         """Blocks in at least one block table."""
         return self.num_usable - len(self.free_list)
 
-    def allocate(self, num_blocks: int) -> list[Block]:
+    def allocate(self, num_blocks: int, account: Account) -> list[Block]:
         """Hand out ``num_blocks`` blocks, each with one holder and no content; at most ``num_available``.
 
-        Cached blocks are evicted only when no free one is left, the least recently used first.
+        Cached blocks are evicted only when no free one is left.
         """
         require(num_blocks <= self.num_available, "the pool hands out only what it has", num_blocks=num_blocks)
-        blocks = [self.free_list.pop_front() for _ in range(num_blocks)]
+        blocks = [self.free_list.pop() for _ in range(num_blocks)]
         for block in blocks:
             if block.content is not None:
-                self._num_cached -= 1
+                self._ages.evicted(block)
                 self._on_evict(block)
+            self._ages.handed_out(block)
             block.ref_count = 1
+            block.account = account
+        account.num_held += num_blocks
         return blocks
 
-    def share(self, blocks: Sequence[Block]) -> None:
+    def share(self, blocks: Sequence[Block], account: Account) -> None:
         """Add one holder to each of ``blocks``, which carry content; those that were cached become held."""
         for block in blocks:
             require(block.content is not None, "only a block with content is shared", block_id=block.block_id)
+            assert block.content is not None
+            block.content.has_come_back = True
             if block.ref_count == 0:
+                self._ages.reused(block)
                 self.free_list.remove(block)
-                self._num_cached -= 1
+                block.account = account
+                account.num_held += 1
             block.ref_count += 1
 
     def release(self, blocks: Sequence[Block]) -> None:
@@ -146,9 +104,19 @@ class BlockPool:
         for block in reversed(blocks):
             require(block.ref_count > 0, "a block is released once by each holder", block_id=block.block_id)
             block.ref_count -= 1
-            if block.ref_count == 0 and block.content is not None:
-                self.free_list.push_back(block)
-                self._num_cached += 1
+            if block.ref_count == 0:
+                self._uncharge(block)
+                self._ages.given_back(block)
+                if block.content is not None:
+                    self.free_list.push(block)
         for block in blocks:
+            # Blank blocks go to the front of theirs, so the last one pushed is handed out first.
             if block.ref_count == 0 and block.content is None:
-                self.free_list.push_front(block)
+                self.free_list.push(block)
+
+    def _uncharge(self, block: Block) -> None:
+        account = block.account
+        require(account is not None and account.num_held > 0, "a held block is charged", block_id=block.block_id)
+        assert account is not None
+        account.num_held -= 1
+        block.account = None

@@ -2,9 +2,10 @@
 
 1. Partition: ``free + cached + held == num_blocks - 1``, and the null block is in none of them.
 2. Counting: the reference count of a block equals the number of block tables that hold it; no table holds one twice.
-3. Free list: exactly the blocks without holder, each once, linked both ways.
-4. One writer: a block that is not full and computed for a lease is in no other block table and carries no content.
-5. Index: block and content name each other; every content is found by its hash below a live parent; pins add up.
+3. Accounts: each held block is charged to one account, whose counts of blocks and leases are those of the ledger.
+4. Free list: exactly the blocks without holder, each once, linked both ways.
+5. One writer: a block that is not full and computed for a lease is in no other block table and carries no content.
+6. Index: block and content name each other; every content is found by its hash below a live parent; pins add up.
 """
 
 from collections import Counter
@@ -22,6 +23,7 @@ def check_pool(pool: Pool) -> None:
     """
     _check_partition(pool)
     _check_holders(pool)
+    _check_accounts(pool)
     _check_index(pool)
 
 
@@ -64,6 +66,27 @@ def _check_holders(pool: Pool) -> None:
     for lease in pool.lease_by_handle.values():
         for block in lease.blocks[lease.num_full_blocks :]:
             require(_is_private(block), "a block that is written has one holder", block_id=block.block_id)
+
+
+def _check_accounts(pool: Pool) -> None:
+    charged = Counter(id(block.account) for block in pool.block_pool.blocks if block.ref_count)
+    num_leases = Counter(id(lease.account) for lease in pool.lease_by_handle.values())
+    require(
+        all((block.account is None) == (block.ref_count == 0) for block in pool.block_pool.blocks),
+        "a block is charged exactly while it is held",
+    )
+    accounts = {id(account): account for account in pool.ledger.accounts}
+    require(charged.keys() <= accounts.keys() and num_leases.keys() <= accounts.keys(), "who holds has an account")
+    for key, account in accounts.items():
+        counted = (charged[key], num_leases[key])
+        require(
+            (account.num_held, account.num_leases) == counted,
+            "an account counts what it holds",
+            tenant=account.tenant,
+            num_held=account.num_held,
+            num_leases=account.num_leases,
+            counted=counted,
+        )
 
 
 def _is_private(block: Block) -> bool:

@@ -6,6 +6,7 @@ lease lives, so a scheduler and a worker only ever need to hear about additions.
 
 from services.common.verify import require
 from services.kv_cache.core.block import Block, BlockContent
+from services.kv_cache.core.ledger import Account
 
 
 class Lease:
@@ -13,6 +14,9 @@ class Lease:
 
     Attributes:
         handle: Id of the lease.
+        request_id: Whose admission this is; for people.
+        account: Of its tenant.
+        admitted_ms: When it began.
         token_ids: All tokens known here, positions 0 onwards.
         blocks: The block table.
         num_full_blocks: Leading blocks that are full and computed; a hit counts from the start.
@@ -20,14 +24,37 @@ class Lease:
             the chain could not be continued in the index, and no later block of this lease is shared then.
     """
 
-    __slots__ = ("blocks", "chain_end", "handle", "num_full_blocks", "token_ids")
+    __slots__ = (
+        "account",
+        "admitted_ms",
+        "blocks",
+        "chain_end",
+        "handle",
+        "num_full_blocks",
+        "request_id",
+        "token_ids",
+    )
 
-    def __init__(self, handle: int, token_ids: list[int], blocks: list[Block], num_full_blocks: int) -> None:
+    def __init__(
+        self,
+        *,
+        handle: int,
+        request_id: str,
+        account: Account,
+        admitted_ms: int,
+        token_ids: list[int],
+        blocks: list[Block],
+        num_full_blocks: int,
+        chain_end: BlockContent,
+    ) -> None:
         self.handle = handle
+        self.request_id = request_id
+        self.account = account
+        self.admitted_ms = admitted_ms
         self.token_ids = token_ids
         self.blocks = blocks
         self.num_full_blocks = num_full_blocks
-        self.chain_end: BlockContent | None = None
+        self.chain_end: BlockContent | None = chain_end
 
     def learn(self, token_ids: list[int], num_computed_tokens: int, block_size: int) -> range:
         """Append tokens, and tell which blocks became full and computed by that.

@@ -7,13 +7,16 @@ are uint32. All values are immutable; the wire adapter builds them from protobuf
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.kv_cache.core.ledger import DenialReason
+
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
     """A block pool to open; one per worker, named as the worker.
 
     ``num_blocks`` counts the null block, so ``num_blocks - 1`` are usable; ``block_size`` is in token slots. ``model``
-    and ``weight_version`` scope the prefix index.
+    and ``weight_version`` scope the prefix index. ``worker_epoch`` is the life of the worker whose memory it is: a pool
+    that is opened again for the same life keeps what is cached; 0 is unknown, and keeps nothing.
     """
 
     pool: str
@@ -21,17 +24,23 @@ class PoolSpec:
     block_size: int
     model: str
     weight_version: str
+    worker_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Ask for a lease with slots for ``num_tokens`` positions, of which ``token_ids`` are known (>= 1)."""
+    """Ask for a lease with slots for ``num_tokens`` positions, of which ``token_ids`` are known (>= 1).
+
+    Its blocks count against the quota of ``tenant``; ``request_id`` is for people.
+    """
 
     handle: int
     pool: str
     cache_scope: str
     token_ids: Sequence[int]
     num_tokens: int
+    request_id: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +83,16 @@ class ReserveGranted:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """An ``Admit`` or ``Reserve`` that changed nothing, since fewer blocks can be handed out than it needs."""
+    """An ``Admit`` or ``Reserve`` that took nothing, since fewer blocks can be handed out than it needs.
+
+    ``reclaim_handles`` are leases to preempt for it, in this order; when it is empty the manager has no opinion.
+    """
 
     handle: int
     num_free_blocks: int
     num_blocks_needed: int
+    reason: DenialReason = DenialReason.CAPACITY
+    reclaim_handles: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

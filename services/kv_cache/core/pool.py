@@ -1,10 +1,14 @@
-"""One open pool: its blocks, its prefix index and its leases, kept consistent with each other.
+"""One open pool: its blocks, its prefix index, its leases and its tenants' accounts, kept consistent with each other.
 
-Guarantees all-or-nothing: an operation that is denied changes nothing, not even the order of eviction.
+Guarantees all-or-nothing: an operation that is denied changes nothing but claims, not even the order of eviction.
 """
 
+from services.kv_cache.core.block import Block, BlockContent
 from services.kv_cache.core.block_pool import BlockPool
+from services.kv_cache.core.events import BlockRemoved, BlockStored, EventLog, PoolCleared
+from services.kv_cache.core.figures import BlockAges, Fragmentation, Histogram, Now, free_runs
 from services.kv_cache.core.lease import Lease
+from services.kv_cache.core.ledger import Account, DenialReason, Ledger
 from services.kv_cache.core.messages import (
     Admit,
     AdmitGranted,
@@ -17,6 +21,7 @@ from services.kv_cache.core.messages import (
 )
 from services.kv_cache.core.prefix_cache import PrefixCache
 from services.kv_cache.core.prefix_hash import CacheDomain, PrefixHash
+from services.kv_cache.core.quotas import Quotas
 
 
 class Pool:
@@ -26,14 +31,31 @@ class Pool:
         spec: As the scheduler opened it.
         block_epoch: Names this opening; block ids of other openings mean nothing here.
         prefix_hash: For the prefix index.
+        protected_ratio: Share of the pool for content that came back, see :mod:`eviction_order`.
+        quotas: In force until others are set.
+        events: Is told what becomes findable here and what no longer is.
+        now: The time of the operation being applied.
     """
 
-    def __init__(self, spec: PoolSpec, block_epoch: int, prefix_hash: PrefixHash) -> None:
+    def __init__(
+        self,
+        spec: PoolSpec,
+        block_epoch: int,
+        prefix_hash: PrefixHash,
+        protected_ratio: float,
+        quotas: Quotas,
+        events: EventLog,
+        now: Now,
+    ) -> None:
         self.spec = spec
         self.block_epoch = block_epoch
         self.prefix_cache = PrefixCache(spec.block_size, prefix_hash)
-        self.block_pool = BlockPool(spec.num_blocks, on_evict=self.prefix_cache.evict)
+        self.ages = BlockAges(now)
+        self.block_pool = BlockPool(spec.num_blocks, self._evict, protected_ratio, self.ages)
+        self.ledger = Ledger(spec.model, spec.num_blocks - 1, quotas)
         self.lease_by_handle: dict[int, Lease] = {}
+        self._events = events
+        self._now = now
         self._hit_tokens = 0
         self._query_tokens = 0
 
@@ -48,38 +70,56 @@ class Pool:
         max_hit_blocks = (len(ask.token_ids) - 1) // block_size
         hit_blocks = self.prefix_cache.match(domain, ask.token_ids, max_hit_blocks)
         # Matched blocks that nobody holds are among the available ones, but are not to be handed out as new ones.
-        num_available = self.block_pool.num_available - sum(block.ref_count == 0 for block in hit_blocks)
+        num_revived = sum(block.ref_count == 0 for block in hit_blocks)
         num_new_blocks = self._num_blocks_for(ask.num_tokens) - len(hit_blocks)
-        if num_new_blocks > num_available:
-            return Denied(ask.handle, num_available, num_new_blocks)
+        account = self.ledger.account(ask.tenant)
+        denied = self._judge(
+            ask.handle, account, len(hit_blocks) + num_new_blocks, num_revived + num_new_blocks, num_new_blocks
+        )
+        if denied is not None:
+            self.ledger.close_if_empty(account)
+            return denied
 
         # Share before allocating, so that the matched blocks are out of the eviction's reach.
-        self.block_pool.share(hit_blocks)
-        blocks = hit_blocks + self.block_pool.allocate(num_new_blocks)
-        lease = Lease(ask.handle, list(ask.token_ids), blocks, num_full_blocks=len(hit_blocks))
-        lease.chain_end = self.prefix_cache.pin_root(domain)
-        if hit_blocks:
-            content = hit_blocks[-1].content
-            assert content is not None
-            self.prefix_cache.move_pin(lease.chain_end, content)
-            lease.chain_end = content
-        self.lease_by_handle[ask.handle] = lease
-
+        self.block_pool.share(hit_blocks, account)
+        blocks = hit_blocks + self.block_pool.allocate(num_new_blocks, account)
+        self.lease_by_handle[ask.handle] = Lease(
+            handle=ask.handle,
+            request_id=ask.request_id,
+            account=account,
+            admitted_ms=self._now.ms,
+            token_ids=list(ask.token_ids),
+            blocks=blocks,
+            num_full_blocks=len(hit_blocks),
+            chain_end=self._pin_chain_end(domain, hit_blocks),
+        )
         num_cached_tokens = len(hit_blocks) * block_size
         self._hit_tokens += num_cached_tokens
         self._query_tokens += len(ask.token_ids)
+        account.note_lease(num_cached_tokens, len(ask.token_ids))
         return AdmitGranted(ask.handle, self.block_epoch, tuple(block.block_id for block in blocks), num_cached_tokens)
 
-    def deny(self, ask: Admit) -> Denied:
+    def deny(self, ask: Admit, reason: DenialReason) -> Denied:
         """Deny without looking for a prefix; the need is stated as if there were no hit."""
-        return Denied(ask.handle, self.block_pool.num_available, self._num_blocks_for(ask.num_tokens))
+        return Denied(ask.handle, self.block_pool.num_available, self._num_blocks_for(ask.num_tokens), reason)
+
+    def is_within_reservation(self, ask: Admit) -> bool:
+        """Tell whether the asker is owed the blocks whatever the others do; any hit would make the ask smaller."""
+        account = self.ledger.account(ask.tenant)
+        is_owed = self.ledger.is_within_reservation(account, self._num_blocks_for(ask.num_tokens))
+        self.ledger.close_if_empty(account)
+        return is_owed
 
     def reserve(self, ask: Reserve) -> ReserveGranted | Denied:
         """Append new blocks to the lease's block table."""
-        if ask.num_blocks > self.block_pool.num_available:
-            return Denied(ask.handle, self.block_pool.num_available, ask.num_blocks)
-        blocks = self.block_pool.allocate(ask.num_blocks)
-        self.lease_by_handle[ask.handle].blocks += blocks
+        lease = self.lease_by_handle[ask.handle]
+        account, num_blocks = lease.account, ask.num_blocks
+        num_table_blocks = len(lease.blocks) + num_blocks
+        denied = self._judge(ask.handle, account, num_table_blocks, num_blocks, num_blocks, is_running=True)
+        if denied is not None:
+            return denied
+        blocks = self.block_pool.allocate(num_blocks, account)
+        lease.blocks += blocks
         return ReserveGranted(ask.handle, tuple(block.block_id for block in blocks))
 
     def commit(self, commit: Commit) -> None:
@@ -87,15 +127,18 @@ class Pool:
         lease = self.lease_by_handle[commit.handle]
         block_size = self.spec.block_size
         for index in lease.learn(list(commit.token_ids), commit.num_computed_tokens, block_size):
-            if lease.chain_end is None:
+            parent = lease.chain_end
+            if parent is None:
                 break
+            block = lease.blocks[index]
             token_ids = lease.token_ids[index * block_size : (index + 1) * block_size]
-            content = self.prefix_cache.insert(lease.chain_end, token_ids, lease.blocks[index])
+            content = lease.chain_end = self.prefix_cache.insert(parent, token_ids, block)
             if content is None:
-                self.prefix_cache.unpin(lease.chain_end)
-            else:
-                self.prefix_cache.move_pin(lease.chain_end, content)
-            lease.chain_end = content
+                self.prefix_cache.unpin(parent)
+                continue
+            self.prefix_cache.move_pin(parent, content)
+            if block.content is content:
+                self._events.append(BlockStored(self.spec.pool, content.block_hash, parent.block_hash))
 
     def release(self, handle: int) -> None:
         """End the lease; its full blocks stay cached until they are evicted."""
@@ -103,6 +146,26 @@ class Pool:
         self.block_pool.release(lease.blocks)
         if lease.chain_end is not None:
             self.prefix_cache.unpin(lease.chain_end)
+        lease.account.num_leases -= 1
+        self.ledger.close_if_empty(lease.account)
+
+    def begin_anew(self, block_epoch: int) -> None:
+        """Open again for another session: all leases end, what is cached stays."""
+        for handle in list(self.lease_by_handle):
+            self.release(handle)
+        self.block_epoch = block_epoch
+
+    def clear(self) -> None:
+        """Tell the readers of events that this pool is no more."""
+        self._events.append(PoolCleared(self.spec.pool))
+
+    def stored(self) -> list[BlockStored]:
+        """Return what can be hit now, as if it were stored just now; parents before children."""
+        return [
+            BlockStored(self.spec.pool, content.block_hash, content.parent.block_hash)
+            for content in self.prefix_cache.contents.values()
+            if content.block is not None and content.parent is not None
+        ]
 
     def usage(self) -> PoolUsage:
         """Figures of now, and token counts since the opening."""
@@ -116,6 +179,87 @@ class Pool:
             hit_tokens=self._hit_tokens,
             query_tokens=self._query_tokens,
         )
+
+    def fragmentation(self) -> Fragmentation:
+        """Look at every block and lease; for operators, not for each step."""
+        leases = self.lease_by_handle.values()
+        num_lease_slots = sum(len(lease.blocks) for lease in leases) * self.spec.block_size
+        histogram, runs = Histogram(), free_runs(self.block_pool.blocks)
+        for length in runs:
+            histogram.record(length)
+        return Fragmentation(
+            num_lease_slots=num_lease_slots,
+            num_unused_slots=num_lease_slots - sum(len(lease.token_ids) for lease in leases),
+            num_free_runs=len(runs),
+            longest_free_run=max(runs, default=0),
+            free_run_counts=tuple(histogram.counts),
+        )
+
+    def _judge(
+        self,
+        handle: int,
+        account: Account,
+        num_table_blocks: int,
+        num_charged: int,
+        num_taken: int,
+        *,
+        is_running: bool = False,
+    ) -> Denied | None:
+        """Decide on an ask; None: it is granted.
+
+        Args:
+            handle: Of the lease.
+            account: Who pays.
+            num_table_blocks: Length of the lease's block table if this is granted.
+            num_charged: Blocks that are charged then: new ones, and hit ones that nobody holds.
+            num_taken: The new ones.
+            is_running: A running request may preempt others in burst, a new one only for its reservation.
+        """
+        num_available = self.block_pool.num_available - (num_charged - num_taken)
+        if num_table_blocks > account.limit:
+            return Denied(handle, num_available, num_taken, DenialReason.NEVER_FITS)
+        reason = self.ledger.judge(account, num_charged, num_taken, num_available)
+        if reason is None:
+            return None
+        is_reserved = self.ledger.is_within_reservation(account, num_charged)
+        reclaim_handles: tuple[int, ...] = ()
+        if reason is DenialReason.CAPACITY and self.ledger.has_quotas and (is_reserved or is_running):
+            reclaim_handles = self._reclaim(account, num_taken - num_available, is_reserved=is_reserved)
+        return Denied(handle, num_available, num_taken, reason, reclaim_handles)
+
+    def _reclaim(self, asker: Account, num_missing: int, *, is_reserved: bool) -> tuple[int, ...]:
+        """Choose leases in burst whose end makes room, the latest of each debtor first.
+
+        A lease cannot be halved, so a debtor may fall below its reservation by one lease; it is owed the blocks then.
+        """
+        handles: list[int] = []
+        latest_first = list(reversed(self.lease_by_handle.values()))
+        for debtor in self.ledger.debtors(asker, is_reserved=is_reserved):
+            num_burst = debtor.num_burst
+            for lease in latest_first:
+                if num_burst <= 0 or (handles and num_missing <= 0):
+                    break
+                num_freed = sum(block.ref_count == 1 for block in lease.blocks)
+                if lease.account is debtor and num_freed:
+                    handles.append(lease.handle)
+                    num_burst -= num_freed
+                    num_missing -= num_freed
+        return tuple(handles)
+
+    def _pin_chain_end(self, domain: CacheDomain, hit_blocks: list[Block]) -> BlockContent:
+        root = self.prefix_cache.pin_root(domain)
+        if not hit_blocks:
+            return root
+        content = hit_blocks[-1].content
+        assert content is not None
+        self.prefix_cache.move_pin(root, content)
+        return content
+
+    def _evict(self, block: Block) -> None:
+        assert block.content is not None
+        block_hash = block.content.block_hash
+        self.prefix_cache.evict(block)
+        self._events.append(BlockRemoved(self.spec.pool, block_hash))
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.spec.block_size)

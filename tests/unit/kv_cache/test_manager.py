@@ -5,6 +5,7 @@ from services.kv_cache.core import (
     Admit,
     AdmitGranted,
     Commit,
+    DenialReason,
     Denied,
     KVCacheManager,
     KVMessage,
@@ -55,7 +56,7 @@ def test_admit_grants_blocks_for_all_positions_asked_for() -> None:
 
 def test_admit_is_denied_and_changes_nothing_when_one_block_is_missing() -> None:
     manager = make_manager(num_blocks=4)
-    assert manager.admit(admit(1, PROMPT, 13)) == Denied(1, num_free_blocks=3, num_blocks_needed=4)
+    assert manager.admit(admit(1, PROMPT, 13)) == Denied(1, 3, 4, DenialReason.NEVER_FITS)
     assert manager.usage(POOL).num_free == 3
     assert manager.admit(admit(1, PROMPT, 12)) == AdmitGranted(1, 70, (1, 2, 3), 0)
 
@@ -88,7 +89,7 @@ def test_hit_leaves_at_least_the_last_known_token_to_compute(num_tokens: int, nu
 def test_hit_does_not_count_cached_blocks_as_free_when_it_takes_them_itself() -> None:
     manager = make_manager(num_blocks=4)
     run_to_end(manager, 1, PROMPT[:8])
-    assert manager.admit(admit(2, PROMPT, 17)) == Denied(2, num_free_blocks=1, num_blocks_needed=3)
+    assert manager.admit(admit(2, PROMPT, 17)) == Denied(2, 1, 3, DenialReason.NEVER_FITS)
     assert manager.admit(admit(3, PROMPT, 12)) == AdmitGranted(3, 70, (1, 2, 3), 8)
 
 
@@ -138,7 +139,7 @@ def test_reserve_appends_blocks_or_is_denied_as_a_whole() -> None:
     manager = make_manager(num_blocks=5)
     manager.admit(admit(1, PROMPT[:5]))
     assert manager.reserve(Reserve(1, 1)) == ReserveGranted(1, (3,))
-    assert manager.reserve(Reserve(1, 2)) == Denied(1, num_free_blocks=1, num_blocks_needed=2)
+    assert manager.reserve(Reserve(1, 2)) == Denied(1, 1, 2, DenialReason.NEVER_FITS)
     assert manager.reserve(Reserve(1, 1)) == ReserveGranted(1, (4,))
 
 
@@ -237,7 +238,16 @@ def test_batch_serves_reserves_before_admits() -> None:
 
 def test_batch_lets_no_small_admit_overtake_a_denied_one_of_the_same_pool() -> None:
     manager = make_manager(num_blocks=4)
+    manager.admit(admit(9, PROMPT[:4]))
     manager.open_pool(spec(num_blocks=4, pool="worker-1"))
     other = Admit(3, "worker-1", "s", PROMPT[:4], 4)
-    reply = manager.apply_batch(KVMessage(1, admits=(admit(1, PROMPT, 16), admit(2, PROMPT[:4]), other)))
-    assert reply == KVReply(1, admitted=(AdmitGranted(3, 71, (1,), 0),), denied=(Denied(1, 3, 4), Denied(2, 3, 1)))
+    reply = manager.apply_batch(KVMessage(1, admits=(admit(1, PROMPT, 12), admit(2, PROMPT[:4]), other)))
+    assert reply == KVReply(1, admitted=(AdmitGranted(3, 71, (1,), 0),), denied=(Denied(1, 2, 3), Denied(2, 2, 1)))
+
+
+def test_batch_lets_others_pass_an_admit_that_can_never_fit() -> None:
+    manager = make_manager(num_blocks=4)
+    reply = manager.apply_batch(KVMessage(1, admits=(admit(1, PROMPT, 16), admit(2, PROMPT[:4]))))
+    assert reply == KVReply(
+        1, admitted=(AdmitGranted(2, 70, (1,), 0),), denied=(Denied(1, 3, 4, DenialReason.NEVER_FITS),)
+    )
