@@ -59,6 +59,8 @@ class ErrorReason(Enum):
     STEP_FAILED = "STEP_FAILED"
     INVALID_CONFIG = "INVALID_CONFIG"
     MODEL_LOAD_FAILED = "MODEL_LOAD_FAILED"
+    PLAN_LOG_BROKEN = "PLAN_LOG_BROKEN"
+    REPLAY_REFUSED = "REPLAY_REFUSED"
     INVARIANT_VIOLATED = "INVARIANT_VIOLATED"
 
 
@@ -87,6 +89,8 @@ RULES: dict[ErrorReason, ReasonRule] = {
     ErrorReason.STEP_FAILED: ReasonRule(_K.INTERNAL, 500, False),
     ErrorReason.INVALID_CONFIG: ReasonRule(_K.FAILED_PRECONDITION, 500, False),
     ErrorReason.MODEL_LOAD_FAILED: ReasonRule(_K.FAILED_PRECONDITION, 500, False),
+    ErrorReason.PLAN_LOG_BROKEN: ReasonRule(_K.FAILED_PRECONDITION, 500, False),
+    ErrorReason.REPLAY_REFUSED: ReasonRule(_K.FAILED_PRECONDITION, 500, False),
     ErrorReason.INVARIANT_VIOLATED: ReasonRule(_K.INTERNAL, 500, False),
 }
 
