@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from treadle_kernels import PagedBatch, kv_write, paged_attention
+from treadle_kernels.kv_write import kv_write
+from treadle_kernels.paged_attention import PagedBatch, paged_attention
 
 
 @dataclass(frozen=True, slots=True)

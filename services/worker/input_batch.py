@@ -29,7 +29,7 @@ from services.worker.plan import (
     ScheduledRow,
 )
 from services.worker.sampler import SamplingRow
-from treadle_kernels import PagedBatch
+from treadle_kernels.paged_attention import PagedBatch
 from treadle_kernels.paged_attention.batch import PagedRow
 
 

@@ -15,6 +15,7 @@ from services.worker.models import Decoder, build_model
 from services.worker.models.rope import attention_factor, inverse_frequencies
 from services.worker.plan import BatchPlan, BlockId, Handle, NewRequest, SamplingParams, ScheduledRow
 from services.worker.weights.gguf_file import GgufFile
+from services.worker.weights.tensors import stream_tensors
 from tests.kernels.cpu_references import make_rows
 from treadle_kernels.cpu import (
     SAMPLING_DTYPE,
@@ -181,7 +182,7 @@ def logits_of(
 def load_reference(path: Path) -> Decoder:
     """The same file dequantised to float32, in the worker's PyTorch model."""
     file = GgufFile(path)
-    return build_model(file.config, file.tensors(torch.float32), dtype=torch.float32)
+    return build_model(file.config, stream_tensors(file, torch.float32), dtype=torch.float32)
 
 
 def reference_logits(model: Decoder, token_ids: Sequence[int]) -> np.ndarray:

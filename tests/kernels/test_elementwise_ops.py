@@ -5,11 +5,14 @@ import math
 import pytest
 import torch
 
-from treadle_kernels import kv_write, rms_norm, rotary_, silu_mul
+from treadle_kernels.kv_write import kv_write
 from treadle_kernels.kv_write import reference as kv_write_reference
 from treadle_kernels.rms_norm import reference as rms_norm_reference
+from treadle_kernels.rms_norm import rms_norm
 from treadle_kernels.rotary import reference as rotary_reference
+from treadle_kernels.rotary import rotary_
 from treadle_kernels.silu_mul import reference as silu_mul_reference
+from treadle_kernels.silu_mul import silu_mul
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-2}

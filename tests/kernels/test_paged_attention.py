@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from treadle_kernels import PagedBatch, paged_attention
-from treadle_kernels.paged_attention import cpu, reference
+from treadle_kernels.paged_attention import PagedBatch, cpu, paged_attention, reference
 from treadle_kernels.paged_attention.gather_plan import padded_length
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}

@@ -13,7 +13,9 @@ from services.worker.attention import AttentionMetadata, write_and_attend
 from services.worker.model_config import ModelConfig
 from services.worker.models.linear import Linear
 from services.worker.models.rope import RotaryEmbedding, RotaryTables
-from treadle_kernels import rms_norm, rotary_, silu_mul
+from treadle_kernels.rms_norm import rms_norm
+from treadle_kernels.rotary import rotary_
+from treadle_kernels.silu_mul import silu_mul
 
 Parameters = dict[str, torch.Tensor]
 

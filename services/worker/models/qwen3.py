@@ -5,7 +5,7 @@ import torch
 from services.common.errors import EngineError, ErrorReason
 from services.worker.model_config import ModelConfig
 from services.worker.models.decoder import Attention, Decoder, Parameters
-from treadle_kernels import rms_norm
+from treadle_kernels.rms_norm import rms_norm
 
 
 class Qwen3Attention(Attention):

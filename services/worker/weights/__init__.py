@@ -6,8 +6,8 @@ Loading has three phases, so that a model that cannot run is refused before anyt
    rules, tensor types; missing, surplus or wrongly shaped tensors; damaged files).
 2. ``plan_memory(config, dtype).check(available_bytes)`` says what loading takes, before it is taken.
 3. ``checkpoint.stored_tensors`` says where each tensor lies, and a ``TensorReader`` reads it;
-   ``tensors.stream_tensors`` yields them as torch tensors, one at a time, so that there are never two copies of a model.
-   Of all modules here only ``tensors`` and ``dequantise`` import torch.
+   ``tensors.stream_tensors`` yields them as torch tensors, one at a time: there are never two copies of a model. Of
+   all modules here only ``tensors`` and ``dequantise`` import torch.
 
 Two formats are read: a Hugging Face directory (``hf_directory``) and a GGUF file (``gguf_file``). Both meet in
 ``layout``, the list of the tensors that a :class:`~services.worker.model_config.ModelConfig` implies.
