@@ -77,9 +77,10 @@ class StepResult:
     """What came out of the plan ``plan_id``.
 
     ``sampled`` holds ``(handle, token_id)`` for each sampling row; a row whose logits were no numbers is in
-    ``failed_handles`` instead.
+    ``failed_handles`` instead. ``device_time_us`` is how long the device was busy; 0 when it was not measured.
     """
 
     plan_id: int
     sampled: tuple[tuple[int, int], ...]
     failed_handles: tuple[int, ...] = ()
+    device_time_us: int = 0

@@ -26,7 +26,7 @@ from services.scheduler.core.kv_messages import (
 from services.scheduler.core.kv_outbox import KVOutbox
 from services.scheduler.core.lane import AdmissionHold, Lane
 from services.scheduler.core.limits import SchedulerLimits
-from services.scheduler.core.placement import can_run_on, choose_lane, max_known_tokens_on
+from services.scheduler.core.placement import can_run_on, choose_lane, max_known_tokens_on, max_places
 from services.scheduler.core.policies.protocol import Policy
 from services.scheduler.core.preemption import choose_victim, find_displaceable
 from services.scheduler.core.request import NEVER, Request, RequestStatus
@@ -83,6 +83,7 @@ class KVBroker:
         for lane in self._lane_by_worker.values():
             self._empty_lane(lane)
             lane.hold = AdmissionHold.NONE
+            lane.prefixes.clear()
             self.open_lane(lane)
 
     def note_computed(self, request: Request) -> None:
@@ -149,7 +150,7 @@ class KVBroker:
         """Ask for whom the policy puts first, while a lane has a place or one can be made."""
         models_without_lane: set[str] = set()
         while (request := self._book.peek(models_without_lane)) is not None:
-            lane = choose_lane(self._lane_by_worker.values(), request, self._limits.max_num_requests)
+            lane = choose_lane(self._lane_by_worker.values(), request, self._limits)
             if lane is None:
                 lane = self._make_place(request)
             if lane is None:
@@ -160,8 +161,8 @@ class KVBroker:
     def _make_place(self, request: Request) -> Lane | None:
         """Preempt one request whose place ``request`` may take; return the lane where it was, None if there is none."""
         for lane in self._lane_by_worker.values():
-            is_closed = lane.num_places_taken == self._limits.max_num_requests or not lane.is_admitting_allowed
-            if is_closed and can_run_on(lane, request):
+            is_full = lane.num_places_taken >= max_places(lane, self._limits)
+            if (is_full or not lane.is_admitting_allowed) and not lane.is_draining and can_run_on(lane, request):
                 displaceable = find_displaceable(request, lane.running.values(), self._policy)
                 if displaceable:
                     self._displace(displaceable[0])

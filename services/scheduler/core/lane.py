@@ -11,7 +11,10 @@ from enum import Enum
 from services.common.verify import require
 from services.scheduler.core.batch_plan import ScheduledRow
 from services.scheduler.core.kv_messages import PoolSpec
+from services.scheduler.core.limits import SchedulerLimits
+from services.scheduler.core.prefix_map import PrefixMap
 from services.scheduler.core.request import Request
+from services.scheduler.core.step_time import StepTimeModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,9 @@ class Lane:
         info: Facts of the worker.
         credit_tokens: As in the limits.
         last_plan_id: Of the newest plan; the first lane of a worker starts from 0.
+        prefixes: Beginnings of prompts that were admitted here.
+        step_time: How long steps take here.
+        is_draining: Whether the worker gets nothing new.
         hold: Whether admissions are held back.
         running: Admitted requests by handle, in order of admission.
         admitting: Requests whose admission was asked for, by handle; they count as taken places.
@@ -72,6 +78,9 @@ class Lane:
     info: WorkerInfo
     credit_tokens: int
     last_plan_id: int
+    prefixes: PrefixMap
+    step_time: StepTimeModel = field(default_factory=StepTimeModel)
+    is_draining: bool = False
     hold: AdmissionHold = AdmissionHold.NONE
     running: dict[int, Request] = field(default_factory=dict)
     admitting: dict[int, Request] = field(default_factory=dict)
@@ -86,7 +95,18 @@ class Lane:
     @property
     def is_admitting_allowed(self) -> bool:
         """Whether it makes sense to ask for blocks. When nothing runs, nothing would ever lift a hold: ask then."""
-        return self.hold is AdmissionHold.NONE or not self.running
+        return not self.is_draining and (self.hold is AdmissionHold.NONE or not self.running)
+
+    def begins_at_ms(self, limits: SchedulerLimits) -> int | None:
+        """Return until when the lane, which has not begun yet, waits for more requests; None when it need not.
+
+        It waits for as long as the first of them has waited less than ``batch_wait_ms`` and there is a place left.
+        """
+        if self.in_flight or not self.running or self.num_places_taken >= limits.max_num_requests:
+            return None
+        if any(request.is_known_to_worker for request in self.running.values()):
+            return None
+        return min(request.arrival_ms for request in self.running.values()) + limits.batch_wait_ms
 
     def take_plan_id(self) -> int:
         """Return the next plan's id."""

@@ -4,18 +4,23 @@ from dataclasses import dataclass
 
 from services.common.errors import EngineError, ErrorReason
 
+_MAY_BE_OFF = frozenset({"long_prefill_token_threshold", "batch_wait_ms", "target_itl_ms"})
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Bounds of a step and of the queue.
+    """Bounds of a step and of the queue; those of the queue hold for each class.
 
     Attributes:
         max_num_batched_tokens: Tokens of one step; at least ``max_num_requests``, so that every decode always fits.
         max_num_requests: Running requests per worker.
         max_waiting_requests: Requests in the queue, beyond which a submission is refused.
-        max_waiting_tokens: Known tokens of those, likewise; a single request may exceed it when nothing else waits.
+        max_waiting_tokens: Known tokens of those, likewise; a single request may exceed it when no other waits.
         run_ahead_depth: Plans in flight per worker; 1 is lockstep, 2 hides the round trip.
         credit_tokens: Slots that a running request holds ahead of need, so that no step waits for the KV-cache manager.
+        long_prefill_token_threshold: Tokens of one prompt in one step; 0: as many as fit.
+        batch_wait_ms: How long an idle worker waits for more requests to begin with; 0: it begins at once.
+        target_itl_ms: Step time to keep to, as far as prompts and places decide it; 0: none.
     """
 
     max_num_batched_tokens: int = 512
@@ -24,11 +29,15 @@ class SchedulerLimits:
     max_waiting_tokens: int = 1 << 20
     run_ahead_depth: int = 2
     credit_tokens: int = 8
+    long_prefill_token_threshold: int = 0
+    batch_wait_ms: int = 0
+    target_itl_ms: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise EngineError(ErrorReason.INVALID_CONFIG, f"{name} must be at least 1", field=name)
+            least = 0 if name in _MAY_BE_OFF else 1
+            if getattr(self, name) < least:
+                raise EngineError(ErrorReason.INVALID_CONFIG, f"{name} must be at least {least}", field=name)
         if self.max_num_batched_tokens < self.max_num_requests:
             raise EngineError(
                 ErrorReason.INVALID_CONFIG,

@@ -1,11 +1,17 @@
 """Which worker a request may and should run on."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 
 from services.common.errors import EngineError, ErrorReason
 from services.scheduler.core.lane import Lane, WorkerInfo
+from services.scheduler.core.limits import SchedulerLimits
+from services.scheduler.core.prefix_map import hash_pieces
 from services.scheduler.core.request import Request
 from services.scheduler.core.submission import Submission
+from services.scheduler.core.token_budget import budget_within_target
+
+MAX_LOAD_RATIO = 1.25
 
 
 def serves(info: WorkerInfo, submission: Submission) -> bool:
@@ -66,14 +72,38 @@ def can_run_on(lane: Lane, request: Request) -> bool:
     )
 
 
-def choose_lane(lanes: Iterable[Lane], request: Request, max_num_requests: int) -> Lane | None:
-    """Choose the lane with the fewest requests of those that could take ``request`` now; None when none could."""
+def max_places(lane: Lane, limits: SchedulerLimits) -> int:
+    """Return how many requests may run in the lane; at most as many as decode within the target of the step time."""
+    return max(1, min(limits.max_num_requests, budget_within_target(limits, lane.step_time)))
+
+
+def choose_lane(lanes: Collection[Lane], request: Request, limits: SchedulerLimits) -> Lane | None:
+    """Choose, among the lanes that could take ``request`` now, the one that has most of its prompt; None if none could.
+
+    Load is bounded: only lanes are considered that have at most ``MAX_LOAD_RATIO`` times the mean of all, rounded up,
+    with this request. So a popular prefix fills one worker up to that, and then spreads. (The idea is Mirrokni et al.,
+    "Consistent Hashing with Bounded Loads", 2018.) Among equal hits, the lane with the fewest requests.
+
+    Modifies: the memory of the chosen lane's prefixes.
+    """
     candidates = [
         lane
         for lane in lanes
-        if lane.num_places_taken < max_num_requests and lane.is_admitting_allowed and can_run_on(lane, request)
+        if lane.is_admitting_allowed and lane.num_places_taken < max_places(lane, limits) and can_run_on(lane, request)
     ]
-    return min(candidates, key=lambda lane: lane.num_places_taken, default=None)
+    if len(lanes) == 1 or not candidates:
+        return candidates[0] if candidates else None
+    serving = [lane for lane in lanes if serves(lane.info, request.submission)]
+    mean_load = (sum(lane.num_places_taken for lane in serving) + 1) / len(serving)
+    bound = math.ceil(MAX_LOAD_RATIO * mean_load)
+    hashes = request.prefix_hashes
+    if hashes is None:
+        hashes = request.prefix_hashes = hash_pieces(request.submission.cache_scope, request.token_ids)
+    lightest = min(candidates, key=lambda lane: lane.num_places_taken)
+    within_bound = [lane for lane in candidates if lane.num_places_taken < bound] or [lightest]
+    chosen = max(within_bound, key=lambda lane: (lane.prefixes.count_hits(hashes), -lane.num_places_taken))
+    chosen.prefixes.learn(hashes)
+    return chosen
 
 
 def check_can_be_served(submission: Submission, now_ms: int, infos: Sequence[WorkerInfo]) -> None:

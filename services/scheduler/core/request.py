@@ -66,6 +66,7 @@ class Request:
         max_known_tokens: Length at which the output is cut; depends on the worker, so it is final once admitted.
         num_reported_tokens: Of ``token_ids``, how many the gateway has been told.
         num_cached_tokens: Hit of the first admission; None before.
+        prefix_hashes: Of the beginnings of the prompt, for placement; None before they were needed.
         num_preemptions: How often it had to give way to another request.
         handle: Of the present admission.
         lane: Where it is admitted.
@@ -90,6 +91,7 @@ class Request:
     num_reported_tokens: int
     status: RequestStatus = RequestStatus.WAITING
     num_cached_tokens: int | None = None
+    prefix_hashes: list[int] | None = None
     num_preemptions: int = 0
     handle: int = NO_HANDLE
     lane: "Lane | None" = None

@@ -162,6 +162,10 @@ class RequestBook:
             expired.append(request)
         return expired
 
+    def with_deadlines(self) -> list[Request]:
+        """Return the live requests that have a deadline."""
+        return list(self._deadlines)
+
     def is_empty(self) -> bool:
         """Tell whether no request is live and no event is left to be taken."""
         return not (self.request_by_id or self._finish_by_request or self._deadlines or self.queue)

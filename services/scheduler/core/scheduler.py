@@ -18,6 +18,7 @@ exactly one event with a finish; after that nothing of it is left. The laws are 
 from services.common.errors import EngineError, ErrorReason
 from services.common.verify import require
 from services.scheduler.core.batch_plan import BatchPlan, StepResult
+from services.scheduler.core.deadlines import cannot_make_deadline, deadline_error, fastest_step_ms
 from services.scheduler.core.events import FinishReason, RequestEvent
 from services.scheduler.core.invariants import check_scheduler_state
 from services.scheduler.core.kv_broker import KVBroker
@@ -26,11 +27,12 @@ from services.scheduler.core.lane import Lane, PlanInFlight, WorkerInfo
 from services.scheduler.core.limits import SchedulerLimits, SchedulerLoad, WorkerLoad
 from services.scheduler.core.placement import check_can_be_served, find_misfit_everywhere
 from services.scheduler.core.policies import DEFAULT_POLICY, PolicySettings, make_policy
+from services.scheduler.core.prefix_map import PIECE_TOKENS, PrefixMap
 from services.scheduler.core.request import Request, RequestStatus
 from services.scheduler.core.request_book import RequestBook, is_waiting, make_finish, natural_end
 from services.scheduler.core.submission import Submission
 from services.scheduler.core.tenant_ledger import TenantLedger
-from services.scheduler.core.token_budget import plan_rows
+from services.scheduler.core.token_budget import budget_within_target, plan_rows
 
 
 class Scheduler:
@@ -65,7 +67,10 @@ class Scheduler:
         lane = self._lane_by_worker.get(worker)
         if lane is None or len(lane.in_flight) >= self._limits.run_ahead_depth:
             return None
-        requests, rows, new_requests = plan_rows(lane.running.values(), self._limits.max_num_batched_tokens)
+        if self._limits.batch_wait_ms and self._is_filling(lane):
+            return None
+        budget = budget_within_target(self._limits, lane.step_time)
+        requests, rows, new_requests = plan_rows(lane.running.values(), self._limits, budget)
         if not rows and not lane.finished_handles:
             return None
         for request in requests:
@@ -88,7 +93,7 @@ class Scheduler:
         """
         lane = self._lane_by_worker.get(worker)
         plan = lane.pop_in_flight(result.plan_id) if lane is not None else None
-        if plan is None:
+        if lane is None or plan is None:
             return
         token_id_by_handle = dict(result.sampled)
         for request, row in zip(plan.requests, plan.rows, strict=True):
@@ -103,8 +108,11 @@ class Scheduler:
             if row.is_sampling:
                 require(row.handle in token_id_by_handle, "each sampling row yields a token", handle=row.handle)
                 self._append_output(request, token_id_by_handle[row.handle])
+        num_tokens = sum(row.num_scheduled_tokens for row in plan.rows)
+        if num_tokens and result.device_time_us:
+            lane.step_time.note(num_tokens, result.device_time_us / 1000)
         self._num_steps += 1
-        self._num_scheduled_tokens += sum(row.num_scheduled_tokens for row in plan.rows)
+        self._num_scheduled_tokens += num_tokens
         self._num_sampled_tokens += len(result.sampled)
 
     def apply_failure(self, worker: str, plan_id: int, reason: str) -> None:
@@ -164,11 +172,29 @@ class Scheduler:
         self._book.drop_events(gateway)
 
     def expire_deadlines(self, now_ms: int) -> None:
-        """End with DEADLINE_EXCEEDED every live request whose deadline is at or before ``now_ms``."""
+        """End with DEADLINE_EXCEEDED every live request whose deadline is at or before ``now_ms``.
+
+        Under a policy that knows deadlines, so end those that cannot make theirs any more.
+        """
         self._book.advance_time(now_ms)
         for request in self._book.find_expired(now_ms):
-            error = EngineError(ErrorReason.DEADLINE_EXCEEDED, "the request's deadline has passed; allow more time")
-            self._end(request, FinishReason.ERROR, error)
+            self._end(request, FinishReason.ERROR, deadline_error(has_passed=True))
+        step_ms = fastest_step_ms(self._lane_by_worker.values())
+        if self._policy.has_deadlines and step_ms:
+            for request in self._book.with_deadlines():
+                if cannot_make_deadline(request, now_ms, step_ms, self._limits):
+                    self._end(request, FinishReason.ERROR, deadline_error(has_passed=False))
+
+    def advance_time(self, now_ms: int) -> None:
+        """Tell the time; ageing, filling batches and retry hints follow from it."""
+        self._book.advance_time(now_ms)
+
+    def next_begin_ms(self) -> int | None:
+        """Return when ``schedule`` is due for a worker that waits for its batch to fill; None when none does."""
+        if not self._limits.batch_wait_ms:
+            return None
+        times = [lane.begins_at_ms(self._limits) for lane in self._lane_by_worker.values()]
+        return min((time for time in times if time is not None), default=None)
 
     def next_deadline_ms(self) -> int | None:
         """Return when ``expire_deadlines`` is due next; None when no live request has a deadline."""
@@ -186,7 +212,9 @@ class Scheduler:
         Waiting requests that could never run on any worker that has their model end with an error.
         """
         self.close_worker(info.name)
-        lane = Lane(info, self._limits.credit_tokens, self._last_plan_id_by_worker.get(info.name, 0))
+        last_plan_id = self._last_plan_id_by_worker.get(info.name, 0)
+        prefixes = PrefixMap(info.num_usable_slots // PIECE_TOKENS)
+        lane = Lane(info, self._limits.credit_tokens, last_plan_id, prefixes)
         self._lane_by_worker[info.name] = lane
         self._kv.open_lane(lane)
         infos = [lane.info for lane in self._lane_by_worker.values()]
@@ -204,6 +232,12 @@ class Scheduler:
         if lane is not None:
             self._last_plan_id_by_worker[worker] = lane.last_plan_id
             self._kv.close_lane(lane)
+
+    def drain_worker(self, worker: str) -> None:
+        """Give a worker nothing new; what runs there ends there. Idempotent."""
+        lane = self._lane_by_worker.get(worker)
+        if lane is not None:
+            lane.is_draining = True
 
     def reset_kv(self) -> None:
         """Begin anew with an empty KV-cache manager: all running requests wait again, all pools are opened again."""
@@ -247,6 +281,10 @@ class Scheduler:
             InvariantError: a law is broken.
         """
         check_scheduler_state(self._book, self._lane_by_worker, self._limits)
+
+    def _is_filling(self, lane: Lane) -> bool:
+        begins_at_ms = lane.begins_at_ms(self._limits)
+        return begins_at_ms is not None and self._book.now_ms < begins_at_ms
 
     def _append_output(self, request: Request, token_id: int) -> None:
         request.token_ids.append(token_id)

@@ -1,9 +1,9 @@
 """How many tokens each running request gets in a step.
 
-Decodes first: a request with one token left to compute always gets it, since the budget is at least as large as the
-number of running requests. What is left goes to longer catch-ups (new prompts, resumed and preempted requests) in
-order of admission, each as much as fits. So a long prompt adds at most one budget of tokens to a step, however long
-it is, and the oldest prompt is done first.
+Decodes first: a request with one token left to compute always gets it, whatever the budget. What is left of the
+budget goes to longer catch-ups (new prompts, resumed and preempted requests) in order of admission, each as much as
+fits and no more than the long-prefill threshold, so that several long prompts progress side by side. So a long prompt
+adds at most one chunk to a step, however long it is.
 
 A request without a free slot waits for its refill; only its own row is left out of the step. Cost is O(running
 requests), whatever the length of their contexts.
@@ -12,15 +12,34 @@ requests), whatever the length of their contexts.
 from collections.abc import Iterable
 
 from services.scheduler.core.batch_plan import NewRequest, ScheduledRow
+from services.scheduler.core.limits import SchedulerLimits
 from services.scheduler.core.request import Request
+from services.scheduler.core.step_time import StepTimeModel
+
+MIN_CHUNK = 16
+"""Tokens of prompts in a step at least, however tight the target: prompts must progress too."""
+
+
+def budget_within_target(limits: SchedulerLimits, step_time: StepTimeModel) -> int:
+    """Return the most tokens of a step that keeps ``target_itl_ms``, as far as is known."""
+    max_num_tokens = limits.max_num_batched_tokens
+    if not limits.target_itl_ms:
+        return max_num_tokens
+    num_tokens = step_time.tokens_within(limits.target_itl_ms)
+    return max_num_tokens if num_tokens is None else min(num_tokens, max_num_tokens)
 
 
 def plan_rows(
-    running: Iterable[Request], max_num_batched_tokens: int
+    running: Iterable[Request], limits: SchedulerLimits, budget: int
 ) -> tuple[list[Request], list[ScheduledRow], list[NewRequest]]:
     """Plan one step over ``running``, given in order of admission.
 
     Modifies: the planned and expected tokens of each request that gets a row.
+
+    Args:
+        running: The requests of the lane.
+        limits: Bounds of the step.
+        budget: Tokens to spend, at most ``max_num_batched_tokens``; decodes and a smallest chunk may exceed it.
 
     Returns:
         The requests that got a row, their rows (parallel), and the introductions of those that are new to the worker.
@@ -40,14 +59,15 @@ def plan_rows(
             requests.append(request)
             rows.append(request.plan_row(1))
 
-    budget = max_num_batched_tokens - len(rows)
+    max_chunk = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
+    num_left = min(max(budget - len(rows), MIN_CHUNK), limits.max_num_batched_tokens - len(rows))
     for request in catch_ups:
-        if budget == 0:
+        if num_left == 0:
             break
         if not request.is_known_to_worker:
             new_requests.append(request.introduce())
-        num_tokens = min(request.num_expected_tokens - request.num_planned_tokens, budget)
+        num_tokens = min(request.num_expected_tokens - request.num_planned_tokens, num_left, max_chunk)
         requests.append(request)
         rows.append(request.plan_row(num_tokens))
-        budget -= num_tokens
+        num_left -= num_tokens
     return requests, rows, new_requests
