@@ -8,6 +8,7 @@ A step, in the words of ``services/README.md``: a result arrives â†’ ``apply`` â
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -154,6 +155,7 @@ class EngineLoop:
     def step_result(self, worker: str, result: StepResult) -> None:
         """Apply what came out of a step."""
         self._core.apply(worker, result)
+        self._core.expire_deadlines(self._clock.unix_ms())
         self._wake.set()
 
     def step_failed(self, worker: str, plan_id: int, reason: str) -> None:
@@ -178,8 +180,8 @@ class EngineLoop:
 
     async def _pump(self) -> None:
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            await self._something_to_do()
+            self._core.advance_time(self._clock.unix_ms())
             for name, (_, port) in self._workers.items():
                 while (plan := self._core.schedule(name)) is not None:
                     port.send_plan(plan)
@@ -188,6 +190,18 @@ class EngineLoop:
             for event in self._core.take_events():
                 self._deliver(event)
             self._note_idleness()
+
+    async def _something_to_do(self) -> None:
+        """Wait for an input, or until a batch has waited long enough to fill."""
+        begin_ms = self._core.next_begin_ms()
+        if begin_ms is None:
+            await self._wake.wait()
+        else:
+            wait_s = max(0, begin_ms - self._clock.unix_ms()) / 1000
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+        self._wake.clear()
 
     def _deliver(self, event: RequestEvent) -> None:
         port = self._gateways.get(event.gateway)
@@ -206,7 +220,9 @@ class EngineLoop:
     async def _expire_deadlines(self) -> None:
         while True:
             await asyncio.sleep(_DEADLINE_CHECK_INTERVAL_S)
-            self._core.expire_deadlines(self._clock.unix_ms())
+            now_ms = self._clock.unix_ms()
+            self._core.expire_deadlines(now_ms)
+            self._core.end_hopeless(now_ms)
             self._wake.set()
 
     def _changed(self) -> None:

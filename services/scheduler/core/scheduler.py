@@ -172,13 +172,16 @@ class Scheduler:
         self._book.drop_events(gateway)
 
     def expire_deadlines(self, now_ms: int) -> None:
-        """End with DEADLINE_EXCEEDED every live request whose deadline is at or before ``now_ms``.
-
-        Under a policy that knows deadlines, so end those that cannot make theirs any more.
-        """
+        """End with DEADLINE_EXCEEDED every live request whose deadline is at or before ``now_ms``."""
         self._book.advance_time(now_ms)
         for request in self._book.find_expired(now_ms):
             self._end(request, FinishReason.ERROR, deadline_error(has_passed=True))
+
+    def end_hopeless(self, now_ms: int) -> None:
+        """End with DEADLINE_EXCEEDED, under a policy that knows deadlines, those that cannot make theirs any more.
+
+        Visits every live request that has a deadline.
+        """
         step_ms = fastest_step_ms(self._lane_by_worker.values())
         if self._policy.has_deadlines and step_ms:
             for request in self._book.with_deadlines():
@@ -190,11 +193,11 @@ class Scheduler:
         self._book.advance_time(now_ms)
 
     def next_begin_ms(self) -> int | None:
-        """Return when ``schedule`` is due for a worker that waits for its batch to fill; None when none does."""
+        """Return when, later than now, a worker need wait no longer for its batch to fill; None when none does."""
         if not self._limits.batch_wait_ms:
             return None
         times = [lane.begins_at_ms(self._limits) for lane in self._lane_by_worker.values()]
-        return min((time for time in times if time is not None), default=None)
+        return min((time for time in times if time is not None and time > self._book.now_ms), default=None)
 
     def next_deadline_ms(self) -> int | None:
         """Return when ``expire_deadlines`` is due next; None when no live request has a deadline."""

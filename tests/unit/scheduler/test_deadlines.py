@@ -27,9 +27,9 @@ def test_running_request_ends_when_its_least_output_takes_too_long_and_its_block
     harness = Harness()
     harness.add("a", max_tokens=9, min_tokens=6, deadline_ms=NOW_MS + 60)
     timed_step(harness)
-    harness.scheduler.expire_deadlines(NOW_MS + 10)  # five steps are due, and fit
+    harness.scheduler.end_hopeless(NOW_MS + 10)  # five steps are due, and fit
     assert ended(harness) == {}
-    harness.scheduler.expire_deadlines(NOW_MS + 11)
+    harness.scheduler.end_hopeless(NOW_MS + 11)
     assert ended(harness) == {"a": ErrorReason.DEADLINE_EXCEEDED}
     message = harness.talk()
     assert message is not None
@@ -42,9 +42,9 @@ def test_waiting_request_ends_when_not_even_one_step_fits() -> None:
     harness.add("runs", max_tokens=9)
     timed_step(harness)
     harness.add("waits", deadline_ms=NOW_MS + 50)
-    harness.scheduler.expire_deadlines(NOW_MS + 40)
+    harness.scheduler.end_hopeless(NOW_MS + 40)
     assert ended(harness) == {}
-    harness.scheduler.expire_deadlines(NOW_MS + 41)
+    harness.scheduler.end_hopeless(NOW_MS + 41)
     assert ended(harness) == {"waits": ErrorReason.DEADLINE_EXCEEDED}
 
 
@@ -54,7 +54,7 @@ def test_long_prompt_needs_a_step_for_each_chunk() -> None:
     timed_step(harness)
     harness.add("long", (1,) * 20, deadline_ms=NOW_MS + 40)  # chunks of 8, 8 and 4
     harness.talk()
-    harness.scheduler.expire_deadlines(NOW_MS + 11)
+    harness.scheduler.end_hopeless(NOW_MS + 11)
     assert ended(harness) == {"quick": None, "long": ErrorReason.DEADLINE_EXCEEDED}
 
 
@@ -66,7 +66,7 @@ def test_request_whose_last_step_is_in_flight_is_not_ended_early() -> None:
     harness.add("c", deadline_ms=NOW_MS + 60)
     harness.talk()
     plan = harness.plan()
-    harness.scheduler.expire_deadlines(NOW_MS + 59)
+    harness.scheduler.end_hopeless(NOW_MS + 59)
     assert ended(harness) == {"a": None}
     harness.apply(plan)
 
@@ -74,12 +74,12 @@ def test_request_whose_last_step_is_in_flight_is_not_ended_early() -> None:
 def test_nothing_ends_early_before_a_step_was_measured_or_under_a_policy_without_deadlines() -> None:
     harness = Harness()
     harness.add("a", min_tokens=4, deadline_ms=NOW_MS + 10)
-    harness.scheduler.expire_deadlines(NOW_MS + 9)
+    harness.scheduler.end_hopeless(NOW_MS + 9)
     assert ended(harness) == {}
     harness = Harness(policy=PolicySettings("fcfs"))
     harness.add("a", min_tokens=4, deadline_ms=NOW_MS + 10)
     timed_step(harness)
-    harness.scheduler.expire_deadlines(NOW_MS + 9)
+    harness.scheduler.end_hopeless(NOW_MS + 9)
     assert ended(harness) == {}
     harness.scheduler.expire_deadlines(NOW_MS + 10)
     assert ended(harness) == {"a": ErrorReason.DEADLINE_EXCEEDED}
