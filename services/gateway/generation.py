@@ -91,6 +91,11 @@ class PreparedRequest:
     rule: OutputRule
     seed: int
 
+    @property
+    def is_first_sample(self) -> bool:
+        """Whether its prompt counts in the request's usage; the other samples share it."""
+        return self.request.sampling.sample_index == 0
+
 
 @dataclass(frozen=True, slots=True)
 class Backing:

@@ -19,14 +19,16 @@ class UsageTally:
     """Sums the usage of all choices of a stream."""
 
     def __init__(self, prepared: tuple[PreparedRequest, ...]) -> None:
-        self._num_prompt_tokens = sum(len(item.request.prompt_token_ids) for item in prepared)
+        self._num_prompt_tokens = sum(len(item.request.prompt_token_ids) for item in prepared if item.is_first_sample)
+        self._is_first_sample = [item.is_first_sample for item in prepared]
         self._num_output_tokens = [0] * len(prepared)
         self._num_cached_tokens = [0] * len(prepared)
 
     def record(self, index: int, num_output_tokens: int, num_cached_tokens: int = 0) -> None:
         """Set what a choice has cost so far."""
         self._num_output_tokens[index] = num_output_tokens
-        self._num_cached_tokens[index] = num_cached_tokens
+        # The samples after the first share its prompt by design; that is no hit of the client's.
+        self._num_cached_tokens[index] = num_cached_tokens if self._is_first_sample[index] else 0
 
     def encoded(self) -> bytes:
         """Encode the usage so far."""

@@ -38,6 +38,7 @@ _SERVED = frozenset(
         "top_k",
         "min_p",
         "seed",
+        "n",
         "stop",
         "stop_token_ids",
         "include_stop_str_in_output",
@@ -53,7 +54,6 @@ _SERVED = frozenset(
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     # how many answers
-    "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
     # how tokens are drawn

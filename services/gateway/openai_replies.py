@@ -120,10 +120,11 @@ def usage_reply(num_prompt_tokens: int, num_output_tokens: int, num_cached_token
 
 def whole_answer(surface: Surface, head: AnswerHead, reply: Reply, collected: list[CollectedChoice]) -> bytes:
     """Encode the answer of a request that asked for no stream."""
+    leaders = [choice for choice in collected if choice.prepared.is_first_sample]
     usage = usage_reply(
-        sum(choice.end.usage.num_prompt_tokens for choice in collected),
+        sum(choice.end.usage.num_prompt_tokens for choice in leaders),
         sum(choice.end.usage.num_output_tokens for choice in collected),
-        sum(choice.end.usage.num_cached_tokens for choice in collected),
+        sum(choice.end.usage.num_cached_tokens for choice in leaders),
     )
     if surface is Surface.CHAT:
         chat_choices = [_chat_choice(index, choice, reply) for index, choice in enumerate(collected)]

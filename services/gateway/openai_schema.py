@@ -27,6 +27,10 @@ from services.gateway.validation import FieldReader, invalid, is_int_list, shown
 logger = logging.getLogger(__name__)
 
 MAX_STOPS = 16
+MAX_SAMPLES = 128
+MAX_CHOICES = 256
+"""Choices of one request: each is a generation of its own, and a bound keeps one client from filling the queue."""
+
 MAX_STOP_LENGTH = 4096
 MAX_STOP_TOKEN_IDS = 128
 MAX_TIMEOUT_S = 86_400.0
@@ -127,6 +131,7 @@ class RequestValidator:
             model=self.model(reader),
             request_id=reader.identifier("request_id"),
             prompts=prompts,
+            num_samples=_num_samples(reader, len(prompts)),
             sampling=self._sampling(reader),
             stop=self._stop_rule(reader),
             limit=_output_limit(reader, default_tokens),
@@ -163,6 +168,14 @@ class RequestValidator:
             is_included=reader.boolean("include_stop_str_in_output", default=False),
             ignores_eos=reader.boolean("ignore_eos", default=False),
         )
+
+
+def _num_samples(reader: FieldReader, num_prompts: int) -> int:
+    num_samples = reader.integer("n", low=1, high=MAX_SAMPLES) or 1
+    num_choices = num_samples * num_prompts
+    if num_choices > MAX_CHOICES:
+        raise invalid("n", f"makes {num_choices} choices with {num_prompts} prompts; at most {MAX_CHOICES} are served")
+    return num_samples
 
 
 def _stop_strings(value: object) -> tuple[str, ...]:

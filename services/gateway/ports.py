@@ -9,6 +9,9 @@ from enum import Enum
 from types import TracebackType
 from typing import Protocol, Self
 
+CHOICE_SEPARATOR = "#"
+"""Between a request's id and the index of a choice; no client's id contains it."""
+
 
 class FinishReason(Enum):
     """Why a request ended; a failure is an exception and not a reason."""
@@ -35,7 +38,8 @@ class Sampling:
         top_p: In (0, 1]; 1 is off.
         top_k: >= 0; 0 is off.
         min_p: In [0, 1]; 0 is off.
-        seed: uint64. With the output position it determines every draw.
+        seed: uint64. With the sample index and the output position it determines every draw.
+        sample_index: Which sample of its prompt, from 0.
     """
 
     temperature: float
@@ -43,6 +47,7 @@ class Sampling:
     top_k: int
     min_p: float
     seed: int
+    sample_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class SchedulerRequest:
         min_tokens: >= 0; no end before so many output tokens.
         eos_token_ids: The model's end tokens; empty when the client asked to ignore them.
         stop_token_ids: The client's own end tokens.
+        leader_request_id: The sample of the same prompt that computes the prompt for this one too, or None.
     """
 
     request_id: str
@@ -80,6 +86,7 @@ class SchedulerRequest:
     min_tokens: int
     eos_token_ids: frozenset[int]
     stop_token_ids: frozenset[int]
+    leader_request_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,15 @@ from services.common.rpc.status import from_rpc_error, from_status
 from services.common.rpc.streams import exchange, open_stream, read_greeting, write_message
 from services.common.tasks import Backoff, keep_up
 from services.gateway.journal import StreamJournal
-from services.gateway.ports import Finish, FinishReason, Priority, SchedulerRequest, ServedModel, TokenEvent
+from services.gateway.ports import (
+    CHOICE_SEPARATOR,
+    Finish,
+    FinishReason,
+    Priority,
+    SchedulerRequest,
+    ServedModel,
+    TokenEvent,
+)
 from treadle.common.v1 import generation_pb2, sampling_pb2
 from treadle.scheduler.v1 import scheduler_service_pb2 as pb2
 from treadle.scheduler.v1 import scheduler_service_pb2_grpc as pb2_grpc
@@ -118,6 +126,13 @@ class RemoteScheduler:
         self._to_cancel.add(request_id)
         self._outbox.notify()
         return True
+
+    def cancel_all(self, request_id: str) -> bool:
+        """Cancel a request with all its choices."""
+        choices = [live for live in self._live if live.partition(CHOICE_SEPARATOR)[0] == request_id]
+        for choice in choices:
+            self.cancel(choice)
+        return bool(choices)
 
     def models(self) -> tuple[ServedModel, ...]:
         """Return the served models, as the scheduler last said."""
@@ -304,7 +319,8 @@ def _to_submission(generation: RemoteGeneration) -> pb2.Submission:
         min_tokens=request.min_tokens,
         eos_token_ids=sorted(request.eos_token_ids),
         stop_token_ids=sorted(request.stop_token_ids),
-        num_samples=1,
+        sample_index=request.sampling.sample_index,
+        leader_request_id=request.leader_request_id or "",
     )
     return submission
 

@@ -4,8 +4,9 @@ Guarantees: one validation, one generation path and one set of names for both su
 whatever reason, cancels its request.
 """
 
+import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -60,18 +61,31 @@ class GenerationServicer(pb2_grpc.GenerationServiceServicer):
         pb2_grpc.add_GenerationServiceServicer_to_server(self, server.server)
         server.add_service_names([pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name])
 
-    async def Generate(self, request: pb2.GenerateRequest, context: Context) -> AsyncIterator[pb2.GenerateResponse]:
-        """Stream the answer to one prompt."""
-        validated, prepared = await self._prepare(request, context)
-        async with self._generator.open(prepared, yields_every_token=True) as generation:
-            yield _started(prepared, validated.model)
-            async for piece in generation:
-                for response in _responses(piece, validated.model, self._scheduler.epoch()):
-                    yield response
+    async def Generate(self, request: pb2.GenerateRequest, context: Context) -> None:
+        """Stream the answer to one prompt, all its samples side by side."""
+        request_id = request.request_id or f"gen-{secrets.token_hex(12)}"
+        validated, prepared = await self._prepare(request, request_id, context)
+        await context.write(_started(request_id, prepared[0], validated.model))
+        # grpc.aio takes one write at a time.
+        writes = asyncio.Lock()
+
+        async def stream(sample: PreparedRequest) -> None:
+            async with self._generator.open(sample, yields_every_token=True) as generation:
+                async for piece in generation:
+                    for response in _responses(piece, sample, validated.model, self._scheduler.epoch()):
+                        async with writes:
+                            await context.write(response)
+
+        try:
+            async with asyncio.TaskGroup() as samples:
+                for sample in prepared:
+                    samples.create_task(stream(sample), name="gateway.sample")
+        except* EngineError as errors:
+            raise errors.exceptions[0] from errors
 
     async def Cancel(self, request: pb2.CancelRequest, context: Context) -> pb2.CancelResponse:  # noqa: ARG002
         """End a generation of this gateway."""
-        if not self._scheduler.cancel(request.request_id):
+        if not self._scheduler.cancel_all(request.request_id):
             text = f"No generation {request.request_id!r} is running here."
             raise EngineError(ErrorReason.UNKNOWN_REQUEST, text, field="request_id", request_id=request.request_id)
         return pb2.CancelResponse()
@@ -106,12 +120,11 @@ class GenerationServicer(pb2_grpc.GenerationServiceServicer):
         return self._validator.model(FieldReader({"model": request.model or None}))
 
     async def _prepare(
-        self, request: pb2.GenerateRequest, context: Context
-    ) -> tuple[ValidatedRequest, PreparedRequest]:
+        self, request: pb2.GenerateRequest, request_id: str, context: Context
+    ) -> tuple[ValidatedRequest, tuple[PreparedRequest, ...]]:
         try:
             validated = self._validate(request, context)
-            request_id = validated.request_id or f"gen-{secrets.token_hex(12)}"
-            (prepared,) = await self._generator.prepare(validated, request_id)
+            prepared = await self._generator.prepare(validated, request_id)
         except EngineError as error:
             self._generator.metrics.refused(Surface.GRPC, outcome=error.reason.value.lower())
             raise
@@ -140,7 +153,6 @@ def _refuse_unserved(request: pb2.GenerateRequest) -> None:
     unserved = {
         "idempotency_key": bool(request.idempotency_key),
         "resume_from_seq": request.resume_from_seq != 0,
-        "n": request.HasField("n") and request.n != 1,
         "priority": request.priority
         not in (generation_pb2.PRIORITY_CLASS_UNSPECIFIED, generation_pb2.PRIORITY_CLASS_NORMAL),
         "stop_conditions.min_tokens": request.stop_conditions.min_tokens != 0,
@@ -163,7 +175,7 @@ def _common_fields(request: pb2.GenerateRequest) -> dict[str, object]:
     fields |= _present(request.sampling, {name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed")})
     renamed = {"max_tokens": "max_tokens", "ignore_eos": "ignore_eos"}
     fields |= _present(stop, renamed | {"include_stop_in_output": "include_stop_str_in_output"})
-    fields |= _present(request, {"skip_special_tokens": "skip_special_tokens"})
+    fields |= _present(request, {"skip_special_tokens": "skip_special_tokens", "n": "n"})
     return fields
 
 
@@ -176,10 +188,10 @@ def _present(
     return {name: values[field] for field, name in name_by_field.items() if field in values}
 
 
-def _started(prepared: PreparedRequest, model: ServedModel) -> pb2.GenerateResponse:
+def _started(request_id: str, prepared: PreparedRequest, model: ServedModel) -> pb2.GenerateResponse:
     return pb2.GenerateResponse(
         started=pb2.Started(
-            request_id=prepared.request.request_id,
+            request_id=request_id,
             model=model.name,
             weight_version=model.weight_version,
             seed=prepared.request.sampling.seed,
@@ -188,14 +200,18 @@ def _started(prepared: PreparedRequest, model: ServedModel) -> pb2.GenerateRespo
     )
 
 
-def _responses(piece: TextDelta | TextEnd, model: ServedModel, scheduler_epoch: int) -> list[pb2.GenerateResponse]:
+def _responses(
+    piece: TextDelta | TextEnd, sample: PreparedRequest, model: ServedModel, scheduler_epoch: int
+) -> list[pb2.GenerateResponse]:
+    sample_index = sample.request.sampling.sample_index
     if isinstance(piece, TextDelta):
-        return [_delta(piece.seq, piece.token_ids, piece.text, model, scheduler_epoch)]
+        return [_delta(piece.seq, piece.token_ids, piece.text, model, scheduler_epoch, sample_index)]
     responses = []
     if piece.token_ids:
         first = piece.usage.num_output_tokens - len(piece.token_ids)
-        responses.append(_delta(first, piece.token_ids, "", model, scheduler_epoch))
+        responses.append(_delta(first, piece.token_ids, "", model, scheduler_epoch, sample_index))
     finished = pb2.Finished(
+        sample_index=sample_index,
         reason=_FINISH_REASONS[piece.reason],
         usage=generation_pb2.Usage(
             num_prompt_tokens=piece.usage.num_prompt_tokens,
@@ -212,7 +228,7 @@ def _responses(piece: TextDelta | TextEnd, model: ServedModel, scheduler_epoch: 
 
 
 def _delta(
-    seq: int, token_ids: tuple[int, ...], text: str, model: ServedModel, scheduler_epoch: int
+    seq: int, token_ids: tuple[int, ...], text: str, model: ServedModel, scheduler_epoch: int, sample_index: int
 ) -> pb2.GenerateResponse:
     return pb2.GenerateResponse(
         delta=pb2.Delta(
@@ -221,5 +237,6 @@ def _delta(
             text=text,
             scheduler_epoch=scheduler_epoch,
             weight_version=model.weight_version,
+            sample_index=sample_index,
         )
     )

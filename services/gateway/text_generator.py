@@ -12,7 +12,7 @@ from services.gateway.chat_template import ChatTemplate
 from services.gateway.generation import Backing, PreparedRequest, TextGeneration
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.output_fold import OutputRule
-from services.gateway.ports import Sampling, SchedulerRequest, ServedModel
+from services.gateway.ports import CHOICE_SEPARATOR, Sampling, SchedulerRequest, ServedModel
 from services.gateway.validated_request import ChatPrompt, OutputLimit, Prompt, TokenPrompt, ValidatedRequest
 from services.gateway.validation import invalid
 
@@ -74,11 +74,13 @@ class TextGenerator:
     async def prepare(
         self, validated: ValidatedRequest, request_id: str, idempotency_key: str | None = None
     ) -> tuple[PreparedRequest, ...]:
-        """Turn every prompt of a request into a scheduler request; submits nothing.
+        """Turn every sample of every prompt into a scheduler request; submits nothing.
+
+        Choices come in OpenAI's order: all samples of the first prompt, then those of the second.
 
         Args:
             validated: The request.
-            request_id: Its id; with several prompts each gets ``-<index>`` appended.
+            request_id: Its id; with several choices each gets ``#<index>`` appended.
             idempotency_key: The client's.
 
         Raises:
@@ -87,30 +89,36 @@ class TextGenerator:
         timeout_s = validated.timeout_s or self._settings.default_timeout_s
         deadline_unix_ms = self._backing.clock.unix_ms() + round(timeout_s * 1000)
         rule = self._output_rule(validated)
-        prepared = []
-        for index, prompt in enumerate(validated.prompts):
-            token_ids = await self.tokenize(prompt)
+        prepared: list[PreparedRequest] = []
+        for prompt in validated.prompts:
+            token_ids = tuple(await self.tokenize(prompt))
             max_tokens = _max_tokens(validated.limit, len(token_ids), validated.model, prompt.field)
             wish = validated.sampling
             # Without the client's seed each prompt gets its own, so that equal prompts are independent samples.
             seed = secrets.randbits(63) if wish.seed is None else wish.seed
-            request = SchedulerRequest(
-                request_id=request_id if len(validated.prompts) == 1 else f"{request_id}-{index}",
-                tenant=self._settings.tenant,
-                idempotency_key=idempotency_key,
-                deadline_unix_ms=deadline_unix_ms,
-                priority=validated.priority,
-                cache_scope=self._settings.tenant,
-                model=validated.model.name,
-                weight_version=validated.model.weight_version,
-                prompt_token_ids=tuple(token_ids),
-                sampling=Sampling(wish.temperature, wish.top_p, wish.top_k, wish.min_p, seed & _UINT64_MASK),
-                max_tokens=max_tokens,
-                min_tokens=0,
-                eos_token_ids=frozenset() if validated.stop.ignores_eos else self._tokenizer.eos_token_ids,
-                stop_token_ids=validated.stop.token_ids | rule.stop_text_by_id.keys(),
-            )
-            prepared.append(PreparedRequest(validated.surface, request, rule, seed))
+            leader_id: str | None = None
+            for sample_index in range(validated.num_samples):
+                request = SchedulerRequest(
+                    request_id=_choice_id(request_id, validated, len(prepared)),
+                    tenant=self._settings.tenant,
+                    idempotency_key=idempotency_key,
+                    deadline_unix_ms=deadline_unix_ms,
+                    priority=validated.priority,
+                    cache_scope=self._settings.tenant,
+                    model=validated.model.name,
+                    weight_version=validated.model.weight_version,
+                    prompt_token_ids=token_ids,
+                    sampling=Sampling(
+                        wish.temperature, wish.top_p, wish.top_k, wish.min_p, seed & _UINT64_MASK, sample_index
+                    ),
+                    max_tokens=max_tokens,
+                    min_tokens=0,
+                    eos_token_ids=frozenset() if validated.stop.ignores_eos else self._tokenizer.eos_token_ids,
+                    stop_token_ids=validated.stop.token_ids | rule.stop_text_by_id.keys(),
+                    leader_request_id=leader_id,
+                )
+                leader_id = leader_id or request.request_id
+                prepared.append(PreparedRequest(validated.surface, request, rule, seed))
         return tuple(prepared)
 
     def open(self, prepared: PreparedRequest, *, yields_every_token: bool = False) -> TextGeneration:
@@ -136,6 +144,12 @@ class TextGenerator:
             skips_special_tokens=validated.reply.skips_special_tokens,
             at_text_start=isinstance(validated.prompts[0], ChatPrompt),
         )
+
+
+def _choice_id(request_id: str, validated: ValidatedRequest, index: int) -> str:
+    return (
+        request_id if len(validated.prompts) * validated.num_samples == 1 else f"{request_id}{CHOICE_SEPARATOR}{index}"
+    )
 
 
 def _max_tokens(limit: OutputLimit, num_prompt_tokens: int, model: ServedModel, field: str) -> int:

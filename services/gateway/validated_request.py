@@ -139,13 +139,14 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class ValidatedRequest:
-    """One client's request; every prompt of it becomes one choice.
+    """One client's request; every sample of every prompt becomes one choice.
 
     Attributes:
         surface: Where it came in.
         model: Who answers.
         request_id: The client's, or None to have one chosen.
         prompts: At least one.
+        num_samples: Samples of each prompt, >= 1.
         sampling: How tokens are drawn.
         stop: What ends the output.
         limit: How much may come out.
@@ -158,6 +159,7 @@ class ValidatedRequest:
     model: ServedModel
     request_id: str | None
     prompts: tuple[Prompt, ...]
+    num_samples: int
     sampling: SamplingChoice
     stop: StopRule
     limit: OutputLimit

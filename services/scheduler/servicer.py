@@ -171,8 +171,6 @@ def _from_submission(submission: pb2.Submission, gateway: str) -> Submission:
     if submission.resume_from_seq != len(submission.output_token_ids):
         text = "resume_from_seq must equal the number of output_token_ids"
         raise EngineError(ErrorReason.INVALID_REQUEST, text, field="resume_from_seq")
-    if submission.num_samples > 1:
-        raise EngineError(ErrorReason.UNSUPPORTED_PARAMETER, "num_samples must be 1", field="num_samples")
     sampling = submission.sampling
     if not sampling.HasField("seed"):
         raise EngineError(ErrorReason.INVALID_REQUEST, "sampling.seed is required", field="sampling.seed")
@@ -194,7 +192,9 @@ def _from_submission(submission: pb2.Submission, gateway: str) -> Submission:
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             seed=sampling.seed,
+            sample_index=submission.sample_index,
         ),
+        leader_request_id=submission.leader_request_id or None,
         priority=_PRIORITIES[submission.priority],
         deadline_ms=submission.deadline_unix_ms if submission.HasField("deadline_unix_ms") else None,
         is_resumable=submission.is_resumable,

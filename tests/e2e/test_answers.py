@@ -121,7 +121,7 @@ def test_grpc_refuses_bad_input_with_one_error_info_that_names_the_field(mesh: M
         "top_p": pb2.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(top_p=2)),
         "prompt": pb2.GenerateRequest(),
         "model": pb2.GenerateRequest(text="x", model="other"),
-        "n": pb2.GenerateRequest(text="x", n=2),
+        "n": pb2.GenerateRequest(text="x", n=129),
         "resume_from_seq": pb2.GenerateRequest(text="x", resume_from_seq=1),
         "max_tokens": pb2.GenerateRequest(text="x", stop_conditions=sampling_pb2.StopConditions(max_tokens=0)),
     }
@@ -144,7 +144,7 @@ def test_grpc_refuses_bad_input_with_one_error_info_that_names_the_field(mesh: M
         ({"prompt": "x", "min_p": 1.5}, "min_p"),
         ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "x", "max_tokens": 1.5}, "max_tokens"),
-        ({"prompt": "x", "n": 2}, "n"),
+        ({"prompt": "x", "n": 0}, "n"),
         ({"prompt": "x", "stop": ""}, "stop"),
         ({"prompt": "x", "stop": ["a"] * 17}, "stop"),
         ({"prompt": "x", "seed": "one"}, "seed"),
@@ -163,3 +163,40 @@ def test_bad_input_is_refused_by_name_and_harms_nobody(mesh: Mesh, body: dict[st
     assert 400 <= status < 500
     assert answer["error"]["param"] == param
     assert answer["error"]["message"]
+
+
+def test_samples_of_one_seed_are_different_and_reproducible_as_a_set(client: openai.OpenAI, mesh: Mesh):
+    arguments = {
+        "model": "SmolLM2-135M-Instruct",
+        "prompt": list(range(200, 240)),
+        "n": 4,
+        "seed": 7,
+        "temperature": 1,
+        "max_tokens": 16,
+    }
+    first = client.completions.create(**arguments)
+    second = client.completions.create(**arguments)
+    texts = [choice.text for choice in first.choices]
+    assert [choice.index for choice in first.choices] == [0, 1, 2, 3]
+    assert len(set(texts)) == 4
+    assert [choice.text for choice in second.choices] == texts
+    assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (40, 64)
+    finished = [
+        chunk.choices[0].index
+        for chunk in client.completions.create(**arguments, stream=True)
+        if chunk.choices[0].finish_reason
+    ]
+    assert sorted(finished) == [0, 1, 2, 3]
+    sampling = sampling_pb2.SamplingParams(temperature=1, seed=7)
+    request = pb2.GenerateRequest(
+        tokens=pb2.TokenPrompt(token_ids=range(200, 240)),
+        sampling=sampling,
+        stop_conditions=sampling_pb2.StopConditions(max_tokens=16),
+        n=4,
+    )
+    over_grpc = {index: "" for index in range(4)}
+    with grpc.insecure_channel(f"127.0.0.1:{mesh.grpc_port}") as channel:
+        for response in pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=60):
+            if response.HasField("delta"):
+                over_grpc[response.delta.sample_index] += response.delta.text
+    assert list(over_grpc.values()) == texts

@@ -34,6 +34,7 @@ class Submission:
         priority: Class among the waiting.
         deadline_ms: Unix time after which nobody wants the answer.
         is_resumable: Whether the request outlives its gateway.
+        leader_request_id: A sample of the same prompt whose computed prompt this one shares; it waits for that.
     """
 
     request_id: str
@@ -51,3 +52,4 @@ class Submission:
     priority: PriorityClass = PriorityClass.NORMAL
     deadline_ms: int | None = None
     is_resumable: bool = False
+    leader_request_id: str | None = None

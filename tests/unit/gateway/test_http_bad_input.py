@@ -44,7 +44,7 @@ COMMON_ROWS: list[tuple[dict[str, Any], str]] = [
     *(({"timeout": value}, "timeout") for value in (0, -1, "1", 1e9, True)),
     *(({"model": value}, "model") for value in (1, [], {}, True)),
     # known and not served
-    *(({"n": value}, "n") for value in (0, 2, "1", True, 1.5, [])),
+    *(({"n": value}, "n") for value in (0, -1, 129, "1", True, 1.5, [])),
     ({"best_of": 2}, "best_of"),
     ({"min_tokens": 4}, "min_tokens"),
     ({"frequency_penalty": 0.5}, "frequency_penalty"),
@@ -274,7 +274,7 @@ async def test_refusal_of_the_template_reaches_the_client():
 
 async def test_refusals_are_counted_by_reason():
     api = Api(speaker("x"))
-    await api.complete(n=2)
+    await api.complete(logprobs=2)
     await api.complete(temperature=-1)
     await api.post("/v1/completions", b"{")
     name = 'treadle_gateway_requests_total{outcome="%s",surface="completion"}'

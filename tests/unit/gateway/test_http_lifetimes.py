@@ -49,7 +49,7 @@ async def test_client_that_leaves_cancels_every_choice(is_stream):
         while len(api.scheduler.live) < 3:
             await asyncio.sleep(0)
         call.leave()
-    assert sorted(api.scheduler.cancelled) == ["r-0", "r-1", "r-2"]
+    assert sorted(api.scheduler.cancelled) == ["r#0", "r#1", "r#2"]
     assert api.scheduler.live == {}
 
 
@@ -167,12 +167,12 @@ async def test_failure_amid_a_whole_answer_is_an_ordinary_status():
 
 
 async def test_failure_of_one_choice_cancels_the_others():
-    api = Api(speaker("Hello", hang_after=2, fail_after=1, failing=frozenset({"r-1"})))
+    api = Api(speaker("Hello", hang_after=2, fail_after=1, failing=frozenset({"r#1"})))
     response = await api.complete(prompt=["a", "b", "c"], request_id="r")
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "worker_unavailable"
     assert api.scheduler.live == {}
-    assert sorted(api.scheduler.cancelled) == ["r-0", "r-2"]
+    assert sorted(api.scheduler.cancelled) == ["r#0", "r#2"]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -53,8 +53,8 @@ async def test_client_raises_its_own_errors():
     api = Api(speaker("x"))
     async with client(api) as caller:
         with pytest.raises(openai.BadRequestError) as refused:
-            await caller.chat.completions.create(model=MODEL, messages=CHAT["messages"], n=2)
-        assert (refused.value.param, refused.value.code) == ("n", "unsupported_parameter")
+            await caller.chat.completions.create(model=MODEL, messages=CHAT["messages"], logprobs=True)
+        assert (refused.value.param, refused.value.code) == ("logprobs", "unsupported_parameter")
         with pytest.raises(openai.NotFoundError):
             await caller.chat.completions.create(model="other", messages=CHAT["messages"])
         api.scheduler.refusal = EngineError(ErrorReason.QUEUE_FULL, "full")

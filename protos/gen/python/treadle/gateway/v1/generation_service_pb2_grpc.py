@@ -79,8 +79,8 @@ class GenerationServiceServicer(object):
     """
 
     def Generate(self, request, context):
-        """Generate streams the answer to one prompt. The first message is `started`, then deltas with ascending `seq`, then
-        exactly one `finished`; a stream that ends with a status other than OK has no `finished`.
+        """Generate streams the answer to one prompt. The first message is `started`, then for each sample deltas with ascending
+        `seq` and exactly one `finished`; samples interleave. A stream that ends with a status other than OK lacks some of them.
         Not idempotent unless `idempotency_key` is served (it is not yet). The gRPC deadline is the request's deadline.
         Reasons: INVALID_REQUEST, INVALID_SAMPLING_PARAMS, UNSUPPORTED_PARAMETER, PROMPT_TOO_LONG, EXCEEDS_KV_CAPACITY,
         MODEL_NOT_FOUND, DUPLICATE_REQUEST, QUEUE_FULL, DRAINING, SCHEDULER_UNAVAILABLE, DEADLINE_EXCEEDED, SLOW_READER, STEP_FAILED.

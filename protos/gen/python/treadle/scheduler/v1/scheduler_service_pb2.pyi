@@ -28,7 +28,7 @@ class GatewayHello(_message.Message):
     def __init__(self, gateway: _Optional[str] = ..., gateway_epoch: _Optional[int] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("request_id", "tenant", "idempotency_key", "deadline_unix_ms", "priority", "cache_scope", "model", "weight_version", "prompt_token_ids", "output_token_ids", "resume_from_seq", "sampling", "max_tokens", "min_tokens", "eos_token_ids", "stop_token_ids", "num_samples", "is_resumable")
+    __slots__ = ("request_id", "tenant", "idempotency_key", "deadline_unix_ms", "priority", "cache_scope", "model", "weight_version", "prompt_token_ids", "output_token_ids", "resume_from_seq", "sampling", "max_tokens", "min_tokens", "eos_token_ids", "stop_token_ids", "sample_index", "is_resumable", "leader_request_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -45,8 +45,9 @@ class Submission(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     IS_RESUMABLE_FIELD_NUMBER: _ClassVar[int]
+    LEADER_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     idempotency_key: str
@@ -63,9 +64,10 @@ class Submission(_message.Message):
     min_tokens: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    num_samples: int
+    sample_index: int
     is_resumable: bool
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., priority: _Optional[_Union[_generation_pb2.PriorityClass, str]] = ..., cache_scope: _Optional[str] = ..., model: _Optional[str] = ..., weight_version: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., resume_from_seq: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_samples: _Optional[int] = ..., is_resumable: bool = ...) -> None: ...
+    leader_request_id: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., priority: _Optional[_Union[_generation_pb2.PriorityClass, str]] = ..., cache_scope: _Optional[str] = ..., model: _Optional[str] = ..., weight_version: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., resume_from_seq: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., sample_index: _Optional[int] = ..., is_resumable: bool = ..., leader_request_id: _Optional[str] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
     __slots__ = ("hello", "scheduler_epoch", "events", "served_models", "has_served_models")
@@ -88,22 +90,20 @@ class SchedulerHello(_message.Message):
     def __init__(self, scheduler_epoch: _Optional[int] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("request_id", "seq", "token_ids", "sample_index", "weight_version", "finish", "error")
+    __slots__ = ("request_id", "seq", "token_ids", "weight_version", "finish", "error")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     seq: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    sample_index: int
     weight_version: str
     finish: Finish
     error: _status_pb2.Status
-    def __init__(self, request_id: _Optional[str] = ..., seq: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sample_index: _Optional[int] = ..., weight_version: _Optional[str] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., seq: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., weight_version: _Optional[str] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("reason", "stop_token_id", "usage")
