@@ -23,6 +23,9 @@ SECTION: Final = "serve"
 FILE_SECTIONS: Final = frozenset({SECTION, "gateway", "scheduler", "kv_cache", "worker"})
 _LARGEST_PORT: Final = 65_535
 _MOST_WORKERS: Final = 16
+_RECORD_FOLDER: Final = "plans"
+_VALUE_IF_BARE: Final = {"record": ""}
+"""What a flag that may stand without a value means then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,13 @@ class ServeSettings:
     """Directory for what outlives a run: the merged log `mesh.log` and its older parts, 64 MiB in all, and recorded
     plans. Created if absent, for this user alone; unset: nothing is kept."""
 
+    record: str | None = None
+    """Directory of the plan log: every arrival, plan and result, for `treadle replay`. Without a name, it is
+    `plans` in the state directory; unset: nothing is recorded."""
+
+    record_redact: bool | None = None
+    """Record digests instead of token ids; unset: the scheduler's default."""
+
     drain_timeout_s: float = 30.0
     """Longest time, in seconds, that running requests may take after a stop was asked for."""
 
@@ -92,12 +102,22 @@ class ServeSettings:
         require_config(self.public_grpc_port != self.http_port, "grpc_port", "must differ from http_port")
         require_config(1 <= self.workers <= _MOST_WORKERS, "workers", f"must be 1 to {_MOST_WORKERS}")
         require_config(self.state_dir != "", "state_dir", "must not be empty")
+        is_record_placed = self.record != "" or self.state_dir is not None
+        require_config(is_record_placed, "record", "needs a directory, or --state-dir, to put its log in")
         require_config(self.drain_timeout_s >= 0, "drain_timeout_s", "must not be negative")
 
     @property
     def state_path(self) -> Path | None:
         """The state directory as an absolute path, if one was given."""
-        return None if self.state_dir is None else Path(self.state_dir).expanduser().absolute()
+        return None if self.state_dir is None else _absolute(self.state_dir)
+
+    @property
+    def record_path(self) -> Path | None:
+        """The directory of the plan log as an absolute path, if one is to be written."""
+        if self.record == "":
+            assert self.state_path is not None
+            return self.state_path / _RECORD_FOLDER
+        return None if self.record is None else _absolute(self.record)
 
     @property
     def public_grpc_port(self) -> int:
@@ -125,12 +145,14 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     for name, hint in typing.get_type_hints(ServeSettings).items():
         flag = "--" + name.replace("_", "-")
         text = docs[name].replace("%", "%%")
-        if hint is bool:
+        if bool in (hint, *typing.get_args(hint)):
             parser.add_argument(
                 flag, dest=name, action="store_const", const="true", default=argparse.SUPPRESS, help=text
             )
         else:
-            parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=text, metavar=_metavar(hint))
+            action = parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=text, metavar=_metavar(hint))
+            if name in _VALUE_IF_BARE:
+                action.nargs, action.const = "?", _VALUE_IF_BARE[name]
 
 
 def load_serve_command(given: Mapping[str, str], environ: Mapping[str, str]) -> ServeCommand:
@@ -158,6 +180,10 @@ def _require_known_sections(path: Path) -> None:
     known = ", ".join(sorted(FILE_SECTIONS))
     for section in document if isinstance(document, dict) else ():
         require_config(section in FILE_SECTIONS, str(section), f"in {path} is not a section; the sections are {known}")
+
+
+def _absolute(directory: str) -> Path:
+    return Path(directory).expanduser().absolute()
 
 
 def _metavar(hint: object) -> str:

@@ -168,6 +168,8 @@ def _scheduler_flags(settings: ServeSettings, worker_names: Sequence[str], addre
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_requests=settings.max_num_requests,
         run_ahead_depth=settings.run_ahead_depth,
+        record=settings.record_path,
+        record_redact=settings.record_redact,
     )
 
 

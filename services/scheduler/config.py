@@ -34,6 +34,15 @@ class SchedulerConfig(ServiceConfig):
     credit_tokens: int = 8
     """Free slots that each running request keeps; below it one more block is asked for, so that no step waits."""
 
+    record: str = ""
+    """Directory of the plan log: every arrival, plan and result, for `treadle replay`; empty: nothing is recorded."""
+
+    record_redact: bool = False
+    """Record digests instead of token ids; such a log can be planned again, but not run again."""
+
+    record_max_mib: int = 1024
+    """Bound of the plan logs in that directory, in MiB; the oldest files go first."""
+
     def __post_init__(self) -> None:
         """Check ranges and addresses."""
         super(SchedulerConfig, self).__post_init__()
@@ -54,6 +63,7 @@ class SchedulerConfig(ServiceConfig):
         require_config(self.max_waiting_tokens >= 1, "max_waiting_tokens", "must be at least 1")
         require_config(1 <= self.run_ahead_depth <= 4, "run_ahead_depth", "must be in 1..4")
         require_config(self.credit_tokens >= 1, "credit_tokens", "must be at least 1")
+        require_config(self.record_max_mib >= 2, "record_max_mib", "must be at least 2, room for two files")
 
     def address_by_worker(self) -> dict[str, str]:
         """Return the workers' addresses by name."""

@@ -19,6 +19,7 @@ from services.scheduler.core.kv_messages import AdmitGranted, Denied, KVMessage,
 from services.scheduler.core.lane import WorkerInfo
 from services.scheduler.core.limits import SchedulerLimits
 from services.scheduler.engine_loop import EngineLoop
+from services.scheduler.plan_log.recording import Recorder
 from treadle.common.v1 import sampling_pb2
 from treadle.kv_cache.v1 import block_pb2, kv_cache_service_pb2, kv_cache_service_pb2_grpc
 from treadle.worker.v1 import batch_plan_pb2, worker_service_pb2, worker_service_pb2_grpc
@@ -69,13 +70,17 @@ class KVCacheLink:
 class WorkerLink:
     """Implements ``ports.WorkerPort``."""
 
-    def __init__(self, name: str, address: str, engine: EngineLoop, epoch: int, limits: SchedulerLimits) -> None:
+    def __init__(
+        self, name: str, address: str, engine: EngineLoop, epoch: int, limits: SchedulerLimits, recorder: Recorder
+    ) -> None:
         self._name = name
         self._address = address
         self._engine = engine
         self._epoch = epoch
         self._run_ahead_depth = limits.run_ahead_depth
         self._max_num_batched_tokens = limits.max_num_batched_tokens
+        self._recorder = recorder
+        self._log_stream = 0
         self._prev_hash = b""
         # Bound: the core plans run_ahead_depth steps at most.
         self._plans: deque[worker_service_pb2.RunStepsRequest] = deque()
@@ -86,6 +91,7 @@ class WorkerLink:
         message = _to_batch_plan(plan, self._epoch)
         message.prev_hash = self._prev_hash
         self._prev_hash = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16).digest()
+        self._recorder.plan_sent(self._log_stream, message)
         self._plans.append(worker_service_pb2.RunStepsRequest(plan=message))
         self._outbox.notify()
 
@@ -105,15 +111,19 @@ class WorkerLink:
                 on_up()
                 self._plans.clear()
                 self._prev_hash = b""
+                self._log_stream = self._recorder.worker_started(greeting.capabilities)
                 self._engine.worker_up(info, self)
                 logger.info("worker is up", extra={"fields": {"worker": self._name, "epoch": info.epoch}})
                 try:
                     await exchange(call, self._outbox, self._receive, unavailable)
                 except EngineError as error:
                     if error.reason is ErrorReason.STEP_FAILED and "plan_id" in error.metadata:
-                        self._engine.step_failed(self._name, int(error.metadata["plan_id"]), error.message)
+                        plan_id = int(error.metadata["plan_id"])
+                        self._recorder.plan_failed(self._log_stream, plan_id, error.message)
+                        self._engine.step_failed(self._name, plan_id, error.message)
                     raise
                 finally:
+                    self._recorder.worker_ended(self._log_stream)
                     self._engine.worker_down(self._name)
 
     def _worker_info(self, greeting: worker_service_pb2.RunStepsResponse) -> WorkerInfo:
@@ -141,12 +151,14 @@ class WorkerLink:
 
     def _receive(self, response: worker_service_pb2.RunStepsResponse) -> None:
         result = response.result
+        self._recorder.result_received(self._log_stream, result)
         self._engine.step_result(
             self._name,
             StepResult(
                 plan_id=result.plan_id,
                 sampled=tuple(zip(result.sampled_handles, result.sampled_token_ids, strict=True)),
                 failed_handles=tuple(result.failed_handles),
+                device_time_us=result.device_time_us,
             ),
         )
 

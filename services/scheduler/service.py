@@ -1,6 +1,7 @@
 """Wiring and lifecycle of the scheduler: ready while the KV-cache manager and at least one worker are connected."""
 
 import asyncio
+from pathlib import Path
 
 from services.common.clock import SystemClock
 from services.common.rpc.server import RpcServer
@@ -8,8 +9,13 @@ from services.scheduler.config import SchedulerConfig
 from services.scheduler.core.limits import SchedulerLimits
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.engine_loop import EngineLoop
+from services.scheduler.plan_log.recorder import PlanLogRecorder, RecordingSettings
+from services.scheduler.plan_log.recording import Recorder
 from services.scheduler.remote import KVCacheLink, WorkerLink
 from services.scheduler.servicer import SchedulerServicer
+
+_FILES_OF_A_LOG = 16
+"""A full log loses a sixteenth at a time."""
 
 
 class SchedulerService:
@@ -24,25 +30,30 @@ class SchedulerService:
             run_ahead_depth=config.run_ahead_depth,
             credit_tokens=config.credit_tokens,
         )
+        self._recorder = _make_recorder(config, epoch, limits)
         self._server = server
         self._changed = asyncio.Event()
         self._engine = EngineLoop(Scheduler(limits, epoch), SystemClock(), self._changed.set)
-        self._servicer = SchedulerServicer(self._engine, epoch)
+        self._servicer = SchedulerServicer(self._engine, epoch, self._recorder)
         self._kv_cache = KVCacheLink(config.kv_cache, self._engine, epoch)
         self._workers = [
-            WorkerLink(name, address, self._engine, epoch, limits)
+            WorkerLink(name, address, self._engine, epoch, limits, self._recorder)
             for name, address in config.address_by_worker().items()
         ]
         self._servicer.register_on(server)
 
     async def run(self) -> None:
         """Keep all links up and drive the engine until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._engine.run(), name="scheduler.engine")
-            tasks.create_task(self._kv_cache.run(), name="scheduler.kv_cache_link")
-            for worker in self._workers:
-                tasks.create_task(worker.run(), name="scheduler.worker_link")
-            tasks.create_task(self._publish_changes(), name="scheduler.readiness")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._engine.run(), name="scheduler.engine")
+                tasks.create_task(self._kv_cache.run(), name="scheduler.kv_cache_link")
+                for worker in self._workers:
+                    tasks.create_task(worker.run(), name="scheduler.worker_link")
+                tasks.create_task(self._publish_changes(), name="scheduler.readiness")
+        finally:
+            # Nothing is left to wait for the loop; the thread gets a few seconds for its last records.
+            self._recorder.close()
 
     async def drain(self) -> None:
         """Finish what runs and waits."""
@@ -54,3 +65,11 @@ class SchedulerService:
             self._changed.clear()
             self._servicer.tell_models()
             await self._server.set_ready(is_ready=self._engine.is_ready)
+
+
+def _make_recorder(config: SchedulerConfig, epoch: int, limits: SchedulerLimits) -> Recorder:
+    if not config.record:
+        return Recorder()
+    max_bytes = config.record_max_mib << 20
+    settings = RecordingSettings(Path(config.record), config.record_redact, max_bytes, max_bytes // _FILES_OF_A_LOG)
+    return PlanLogRecorder(settings, epoch, limits)

@@ -19,6 +19,7 @@ from services.scheduler.core.batch_plan import SamplingParams
 from services.scheduler.core.events import Finish, FinishReason, RequestEvent
 from services.scheduler.core.submission import PriorityClass, Submission
 from services.scheduler.engine_loop import EngineLoop, ServedModel
+from services.scheduler.plan_log.recording import Recorder
 from treadle.common.v1 import generation_pb2
 from treadle.scheduler.v1 import scheduler_service_pb2 as pb2
 from treadle.scheduler.v1 import scheduler_service_pb2_grpc as pb2_grpc
@@ -42,8 +43,9 @@ class GatewayStream:
     Bound: one event a live request, whose tokens are bounded by its ``max_tokens``.
     """
 
-    def __init__(self, scheduler_epoch: int) -> None:
+    def __init__(self, scheduler_epoch: int, recorder: Recorder) -> None:
         self._scheduler_epoch = scheduler_epoch
+        self._recorder = recorder
         self._events: dict[str, pb2.RequestEvent] = {}
         self._models: list[ServedModel] | None = None
         self._weight_version = ""
@@ -60,12 +62,14 @@ class GatewayStream:
         waiting.token_ids.extend(event.token_ids)
         if event.finish is not None:
             _set_finish(waiting, event.finish)
+            self._recorder.request_ended(event, waiting.finish if waiting.HasField("finish") else None)
         self.outbox.notify()
 
     def refuse(self, request_id: str, error: EngineError) -> None:
         """Queue the refusal of a submission."""
         event = pb2.RequestEvent(request_id=request_id)
         event.error.CopyFrom(to_status(error))
+        self._recorder.request_refused(request_id, error)
         self._events[f"{request_id}\n{len(self._events)}"] = event
         self.outbox.notify()
 
@@ -96,9 +100,10 @@ class GatewayStream:
 class SchedulerServicer(pb2_grpc.SchedulerServiceServicer):
     """Serves ``treadle.scheduler.v1.SchedulerService`` from an engine loop."""
 
-    def __init__(self, engine: EngineLoop, epoch: int) -> None:
+    def __init__(self, engine: EngineLoop, epoch: int, recorder: Recorder) -> None:
         self._engine = engine
         self._epoch = epoch
+        self._recorder = recorder
         self._streams: set[GatewayStream] = set()
 
     def register_on(self, server: RpcServer) -> None:
@@ -116,7 +121,7 @@ class SchedulerServicer(pb2_grpc.SchedulerServiceServicer):
     ) -> None:
         """Serve the requests of one gateway until it goes away; then abort them."""
         gateway = await _read_hello(request_iterator)
-        stream = GatewayStream(self._epoch)
+        stream = GatewayStream(self._epoch, self._recorder)
         self._engine.gateway_up(gateway, stream)
         self._streams.add(stream)
         try:
@@ -151,11 +156,13 @@ class SchedulerServicer(pb2_grpc.SchedulerServiceServicer):
 
     def _receive(self, gateway: str, stream: GatewayStream, request: pb2.ConnectRequest) -> None:
         for submission in request.submissions:
+            self._recorder.request_arrived(gateway, submission)
             try:
                 self._engine.submit(_from_submission(submission, gateway))
             except EngineError as error:
                 stream.refuse(submission.request_id, error)
         for request_id in request.cancel_request_ids:
+            self._recorder.request_cancelled(request_id)
             self._engine.cancel(request_id)
 
 

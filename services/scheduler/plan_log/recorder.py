@@ -19,6 +19,7 @@ from typing import Final
 from services.common.errors import EngineError, ErrorReason
 from services.scheduler.core.events import RequestEvent
 from services.scheduler.core.limits import SchedulerLimits
+from services.scheduler.plan_log.recording import Recorder
 from services.scheduler.plan_log.redaction import Redactor
 from services.scheduler.plan_log.writer import PlanLogWriter
 from treadle.scheduler.v1 import plan_log_pb2 as pb2
@@ -52,8 +53,8 @@ class RecordingSettings:
     max_file_bytes: int
 
 
-class PlanLogRecorder:
-    """Records one life of a scheduler. All methods are called on the event loop's thread.
+class PlanLogRecorder(Recorder):
+    """Records one life of a scheduler.
 
     Args:
         settings: Where and how much.

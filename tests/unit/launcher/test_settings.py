@@ -46,6 +46,15 @@ def test_state_directory_is_absolute_for_the_services(tmp_path: Path, monkeypatc
     assert load(["--state-dir", "~/state"]).settings.state_path == Path("/home/u/state")
 
 
+def test_plan_log_goes_where_it_is_told_or_below_the_state_directory(tmp_path: Path) -> None:
+    assert load(["--state-dir", "/state"]).settings.record_path is None
+    assert load(["--record", "/plans", "--state-dir", "/state"]).settings.record_path == Path("/plans")
+    assert load(["--record", "--state-dir", "/state"]).settings.record_path == Path("/state/plans")
+    file = tmp_path / "mesh.yaml"
+    file.write_text("serve: {state_dir: /state, record: ''}")
+    assert load(["--config", str(file)]).settings.record_path == Path("/state/plans")
+
+
 @pytest.mark.parametrize(
     ("argv", "field"),
     [
@@ -59,6 +68,7 @@ def test_state_directory_is_absolute_for_the_services(tmp_path: Path, monkeypatc
         (["--drain-timeout-s", "-1"], "drain_timeout_s"),
         (["--log-format", "xml"], "log_format"),
         (["--state-dir", ""], "state_dir"),
+        (["--record"], "record"),
         (["--config", "/nowhere.yaml"], "config"),
     ],
 )

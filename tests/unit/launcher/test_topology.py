@@ -74,6 +74,13 @@ def test_unset_settings_are_left_to_the_service() -> None:
     assert "--kv-cache-gib=0.5" in command
 
 
+def test_scheduler_records_only_when_asked() -> None:
+    assert not [flag for flag in service(build(), "scheduler").command if flag.startswith("--record")]
+    command = service(build(ServeSettings(record="/plans", record_redact=True)), "scheduler").command
+    assert "--record=/plans" in command
+    assert "--record-redact=True" in command
+
+
 def test_every_service_gets_the_shared_flags() -> None:
     for spec in build(ServeSettings(log_format="json", state_dir="/state"), config=Path("/mesh.yaml")).services:
         assert "--log-format=json" in spec.command
