@@ -1,11 +1,23 @@
 from treadle.kv_cache.v1 import block_pb2 as _block_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class DenialReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DENIAL_REASON_UNSPECIFIED: _ClassVar[DenialReason]
+    DENIAL_REASON_CAPACITY: _ClassVar[DenialReason]
+    DENIAL_REASON_TENANT_LIMIT: _ClassVar[DenialReason]
+    DENIAL_REASON_NEVER_FITS: _ClassVar[DenialReason]
+DENIAL_REASON_UNSPECIFIED: DenialReason
+DENIAL_REASON_CAPACITY: DenialReason
+DENIAL_REASON_TENANT_LIMIT: DenialReason
+DENIAL_REASON_NEVER_FITS: DenialReason
 
 class SchedulerHello(_message.Message):
     __slots__ = ("scheduler_epoch",)
@@ -34,18 +46,20 @@ class SessionRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[SchedulerHello, _Mapping]] = ..., sequence: _Optional[int] = ..., close_pools: _Optional[_Iterable[str]] = ..., open_pools: _Optional[_Iterable[_Union[PoolSpec, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., release_handles: _Optional[_Iterable[int]] = ..., reserves: _Optional[_Iterable[_Union[Reserve, _Mapping]]] = ..., admits: _Optional[_Iterable[_Union[Admit, _Mapping]]] = ...) -> None: ...
 
 class PoolSpec(_message.Message):
-    __slots__ = ("pool", "num_blocks", "block_size", "model", "weight_version")
+    __slots__ = ("pool", "num_blocks", "block_size", "model", "weight_version", "worker_epoch")
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     pool: str
     num_blocks: int
     block_size: int
     model: str
     weight_version: str
-    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., model: _Optional[str] = ..., weight_version: _Optional[str] = ...) -> None: ...
+    worker_epoch: int
+    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., model: _Optional[str] = ..., weight_version: _Optional[str] = ..., worker_epoch: _Optional[int] = ...) -> None: ...
 
 class Admit(_message.Message):
     __slots__ = ("handle", "pool", "cache_scope", "token_ids", "num_tokens", "request_id", "tenant")
@@ -126,14 +140,18 @@ class Reserved(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., added_blocks: _Optional[_Union[_block_pb2.BlockTable, _Mapping]] = ...) -> None: ...
 
 class Denied(_message.Message):
-    __slots__ = ("handle", "num_blocks_needed", "num_blocks_free")
+    __slots__ = ("handle", "num_blocks_needed", "num_blocks_free", "reason", "reclaim_handles")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_NEEDED_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    RECLAIM_HANDLES_FIELD_NUMBER: _ClassVar[int]
     handle: int
     num_blocks_needed: int
     num_blocks_free: int
-    def __init__(self, handle: _Optional[int] = ..., num_blocks_needed: _Optional[int] = ..., num_blocks_free: _Optional[int] = ...) -> None: ...
+    reason: DenialReason
+    reclaim_handles: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, handle: _Optional[int] = ..., num_blocks_needed: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., reason: _Optional[_Union[DenialReason, str]] = ..., reclaim_handles: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetUsageRequest(_message.Message):
     __slots__ = ()
@@ -146,7 +164,7 @@ class GetUsageResponse(_message.Message):
     def __init__(self, pools: _Optional[_Iterable[_Union[PoolUsage, _Mapping]]] = ...) -> None: ...
 
 class PoolUsage(_message.Message):
-    __slots__ = ("pool", "num_blocks", "num_free", "num_cached", "num_held", "num_leases", "num_query_tokens", "num_hit_tokens")
+    __slots__ = ("pool", "num_blocks", "num_free", "num_cached", "num_held", "num_leases", "num_query_tokens", "num_hit_tokens", "num_protected", "num_lease_slots", "num_unused_slots", "num_free_runs", "longest_free_run", "free_run_blocks", "block_lifetime_ms", "idle_before_evict_ms", "reuse_gap_ms", "tenants")
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +173,16 @@ class PoolUsage(_message.Message):
     NUM_LEASES_FIELD_NUMBER: _ClassVar[int]
     NUM_QUERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROTECTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEASE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNUSED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_RUNS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_FREE_RUN_FIELD_NUMBER: _ClassVar[int]
+    FREE_RUN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_LIFETIME_MS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_BEFORE_EVICT_MS_FIELD_NUMBER: _ClassVar[int]
+    REUSE_GAP_MS_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     pool: str
     num_blocks: int
     num_free: int
@@ -163,4 +191,40 @@ class PoolUsage(_message.Message):
     num_leases: int
     num_query_tokens: int
     num_hit_tokens: int
-    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_free: _Optional[int] = ..., num_cached: _Optional[int] = ..., num_held: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ...) -> None: ...
+    num_protected: int
+    num_lease_slots: int
+    num_unused_slots: int
+    num_free_runs: int
+    longest_free_run: int
+    free_run_blocks: Histogram
+    block_lifetime_ms: Histogram
+    idle_before_evict_ms: Histogram
+    reuse_gap_ms: Histogram
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantUsage]
+    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_free: _Optional[int] = ..., num_cached: _Optional[int] = ..., num_held: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., num_protected: _Optional[int] = ..., num_lease_slots: _Optional[int] = ..., num_unused_slots: _Optional[int] = ..., num_free_runs: _Optional[int] = ..., longest_free_run: _Optional[int] = ..., free_run_blocks: _Optional[_Union[Histogram, _Mapping]] = ..., block_lifetime_ms: _Optional[_Union[Histogram, _Mapping]] = ..., idle_before_evict_ms: _Optional[_Union[Histogram, _Mapping]] = ..., reuse_gap_ms: _Optional[_Union[Histogram, _Mapping]] = ..., tenants: _Optional[_Iterable[_Union[TenantUsage, _Mapping]]] = ...) -> None: ...
+
+class Histogram(_message.Message):
+    __slots__ = ("counts", "total")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    total: int
+    def __init__(self, counts: _Optional[_Iterable[int]] = ..., total: _Optional[int] = ...) -> None: ...
+
+class TenantUsage(_message.Message):
+    __slots__ = ("tenant", "num_held", "num_leases", "num_reserved", "limit", "num_query_tokens", "num_hit_tokens")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NUM_HELD_FIELD_NUMBER: _ClassVar[int]
+    NUM_LEASES_FIELD_NUMBER: _ClassVar[int]
+    NUM_RESERVED_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    num_held: int
+    num_leases: int
+    num_reserved: int
+    limit: int
+    num_query_tokens: int
+    num_hit_tokens: int
+    def __init__(self, tenant: _Optional[str] = ..., num_held: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_reserved: _Optional[int] = ..., limit: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ...) -> None: ...

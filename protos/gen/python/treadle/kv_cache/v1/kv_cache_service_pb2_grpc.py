@@ -30,12 +30,16 @@ class KVCacheServiceStub(object):
 
     Contract of Session:
     - One stream per scheduler. The first message carries `hello`; a hello of a newer scheduler epoch ends the older
-    session and all its leases (their full, computed blocks stay cached). An older epoch is refused: STALE_EPOCH.
+    session and all its leases. An older epoch is refused: STALE_EPOCH.
+    - Every hello closes all pools. One that is opened again for the same worker_epoch keeps what it caches: the worker's
+    memory still holds it. So a resumed request hits its own prefix.
     - Every SessionRequest has an ascending `sequence`; exactly one SessionResponse answers each, in order.
     - Inside a message the order of effect is: close_pools, open_pools, commits, releases, reserves, admits.
     - Releasing an unknown lease has no effect, so a repeated release is harmless.
-    - When the stream breaks the service keeps pools and leases until a new hello arrives; a scheduler that reconnects
-    opens its pools anew, which drops their content. (Adoption of live tables is a later addition.)
+    - When the stream breaks the service keeps pools and leases until a new hello arrives. (Adoption of live tables is a
+    later addition.)
+    - Admits of one pool are in the scheduler's order of precedence: once one is denied for CAPACITY, those behind it are
+    denied too, except what is within its tenant's reservation. TENANT_LIMIT holds up only that tenant's later admits.
     - When this process dies, pools are gone: the scheduler recomputes.
     """
 
@@ -62,12 +66,16 @@ class KVCacheServiceServicer(object):
 
     Contract of Session:
     - One stream per scheduler. The first message carries `hello`; a hello of a newer scheduler epoch ends the older
-    session and all its leases (their full, computed blocks stay cached). An older epoch is refused: STALE_EPOCH.
+    session and all its leases. An older epoch is refused: STALE_EPOCH.
+    - Every hello closes all pools. One that is opened again for the same worker_epoch keeps what it caches: the worker's
+    memory still holds it. So a resumed request hits its own prefix.
     - Every SessionRequest has an ascending `sequence`; exactly one SessionResponse answers each, in order.
     - Inside a message the order of effect is: close_pools, open_pools, commits, releases, reserves, admits.
     - Releasing an unknown lease has no effect, so a repeated release is harmless.
-    - When the stream breaks the service keeps pools and leases until a new hello arrives; a scheduler that reconnects
-    opens its pools anew, which drops their content. (Adoption of live tables is a later addition.)
+    - When the stream breaks the service keeps pools and leases until a new hello arrives. (Adoption of live tables is a
+    later addition.)
+    - Admits of one pool are in the scheduler's order of precedence: once one is denied for CAPACITY, those behind it are
+    denied too, except what is within its tenant's reservation. TENANT_LIMIT holds up only that tenant's later admits.
     - When this process dies, pools are gone: the scheduler recomputes.
     """
 
@@ -111,12 +119,16 @@ class KVCacheService(object):
 
     Contract of Session:
     - One stream per scheduler. The first message carries `hello`; a hello of a newer scheduler epoch ends the older
-    session and all its leases (their full, computed blocks stay cached). An older epoch is refused: STALE_EPOCH.
+    session and all its leases. An older epoch is refused: STALE_EPOCH.
+    - Every hello closes all pools. One that is opened again for the same worker_epoch keeps what it caches: the worker's
+    memory still holds it. So a resumed request hits its own prefix.
     - Every SessionRequest has an ascending `sequence`; exactly one SessionResponse answers each, in order.
     - Inside a message the order of effect is: close_pools, open_pools, commits, releases, reserves, admits.
     - Releasing an unknown lease has no effect, so a repeated release is harmless.
-    - When the stream breaks the service keeps pools and leases until a new hello arrives; a scheduler that reconnects
-    opens its pools anew, which drops their content. (Adoption of live tables is a later addition.)
+    - When the stream breaks the service keeps pools and leases until a new hello arrives. (Adoption of live tables is a
+    later addition.)
+    - Admits of one pool are in the scheduler's order of precedence: once one is denied for CAPACITY, those behind it are
+    denied too, except what is within its tenant's reservation. TENANT_LIMIT holds up only that tenant's later admits.
     - When this process dies, pools are gone: the scheduler recomputes.
     """
 
