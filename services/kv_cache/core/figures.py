@@ -84,17 +84,17 @@ class Fragmentation:
         num_unused_slots: Those beyond the last known token: internal fragmentation, paid in advance as credit.
         num_free_runs: Runs of neighbouring available blocks.
         longest_free_run: Blocks in the longest of them; ``1 - longest / available`` is external fragmentation.
-        free_run_counts: Runs by length, as :class:`Histogram` counts.
+        free_runs: The runs by length.
     """
 
     num_lease_slots: int
     num_unused_slots: int
     num_free_runs: int
     longest_free_run: int
-    free_run_counts: tuple[int, ...]
+    free_runs: Histogram
 
 
-def free_runs(blocks: Sequence[Block]) -> list[int]:
+def free_run_lengths(blocks: Sequence[Block]) -> list[int]:
     """Return the lengths of the runs of blocks without holder, the null block (the first) left out."""
     lengths: list[int] = []
     length = 0

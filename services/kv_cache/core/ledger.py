@@ -20,6 +20,10 @@ CLAIM_MESSAGES = 8
 for longer."""
 
 
+MAX_IDLE_ACCOUNTS = 1024
+"""Accounts above which those that are idle are forgotten, with their counts of hits: tenants come and go."""
+
+
 class DenialReason(Enum):
     """Why an ask was denied, and so what helps."""
 
@@ -101,7 +105,7 @@ class Ledger:
 
     @property
     def accounts(self) -> Sequence[Account]:
-        """The accounts of all tenants that have held blocks or have a reservation here."""
+        """The accounts of the tenants that have asked here."""
         return list(self._account_by_tenant.values())
 
     def set_quotas(self, quotas: Quotas) -> None:
@@ -119,8 +123,10 @@ class Ledger:
             account = self._account_by_tenant[tenant] = Account(tenant, *self._entitlement(tenant))
         return account
 
-    def close_if_empty(self, account: Account) -> None:
-        """Forget an account that holds nothing and has nothing reserved; tenants are many and come and go."""
+    def close_if_idle(self, account: Account) -> None:
+        """Forget an account that holds nothing and has nothing reserved, when there are too many."""
+        if len(self._account_by_tenant) <= MAX_IDLE_ACCOUNTS:
+            return
         if not (account.num_leases or account.num_held or account.num_reserved or account.num_claimed):
             self._account_by_tenant.pop(account.tenant, None)
 

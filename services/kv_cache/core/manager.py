@@ -126,15 +126,8 @@ class KVCacheManager:
         pool = self._suspended_pool_by_name.get(spec.pool)
         if pool is None or pool.spec != spec or not spec.worker_epoch:
             self.close_pool(spec.pool)
-            pool = Pool(
-                spec,
-                block_epoch,
-                self._prefix_hash,
-                self._settings.protected_ratio,
-                self._quotas,
-                self.events,
-                self._now,
-            )
+            protected_ratio = self._settings.protected_ratio
+            pool = Pool(spec, block_epoch, self._prefix_hash, protected_ratio, self._quotas, self.events, self._now)
         self._suspended_pool_by_name.pop(spec.pool, None)
         pool.begin_anew(block_epoch)
         self._pool_by_name[spec.pool] = pool

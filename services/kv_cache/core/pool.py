@@ -6,7 +6,7 @@ Guarantees all-or-nothing: an operation that is denied changes nothing but claim
 from services.kv_cache.core.block import Block, BlockContent
 from services.kv_cache.core.block_pool import BlockPool
 from services.kv_cache.core.events import BlockRemoved, BlockStored, EventLog, PoolCleared
-from services.kv_cache.core.figures import BlockAges, Fragmentation, Histogram, Now, free_runs
+from services.kv_cache.core.figures import BlockAges, Fragmentation, Histogram, Now, free_run_lengths
 from services.kv_cache.core.lease import Lease
 from services.kv_cache.core.ledger import Account, DenialReason, Ledger
 from services.kv_cache.core.messages import (
@@ -77,7 +77,7 @@ class Pool:
             ask.handle, account, len(hit_blocks) + num_new_blocks, num_revived + num_new_blocks, num_new_blocks
         )
         if denied is not None:
-            self.ledger.close_if_empty(account)
+            self.ledger.close_if_idle(account)
             return denied
 
         # Share before allocating, so that the matched blocks are out of the eviction's reach.
@@ -107,7 +107,7 @@ class Pool:
         """Tell whether the asker is owed the blocks whatever the others do; any hit would make the ask smaller."""
         account = self.ledger.account(ask.tenant)
         is_owed = self.ledger.is_within_reservation(account, self._num_blocks_for(ask.num_tokens))
-        self.ledger.close_if_empty(account)
+        self.ledger.close_if_idle(account)
         return is_owed
 
     def reserve(self, ask: Reserve) -> ReserveGranted | Denied:
@@ -147,7 +147,7 @@ class Pool:
         if lease.chain_end is not None:
             self.prefix_cache.unpin(lease.chain_end)
         lease.account.num_leases -= 1
-        self.ledger.close_if_empty(lease.account)
+        self.ledger.close_if_idle(lease.account)
 
     def begin_anew(self, block_epoch: int) -> None:
         """Open again for another session: all leases end, what is cached stays."""
@@ -184,7 +184,7 @@ class Pool:
         """Look at every block and lease; for operators, not for each step."""
         leases = self.lease_by_handle.values()
         num_lease_slots = sum(len(lease.blocks) for lease in leases) * self.spec.block_size
-        histogram, runs = Histogram(), free_runs(self.block_pool.blocks)
+        histogram, runs = Histogram(), free_run_lengths(self.block_pool.blocks)
         for length in runs:
             histogram.record(length)
         return Fragmentation(
@@ -192,7 +192,7 @@ class Pool:
             num_unused_slots=num_lease_slots - sum(len(lease.token_ids) for lease in leases),
             num_free_runs=len(runs),
             longest_free_run=max(runs, default=0),
-            free_run_counts=tuple(histogram.counts),
+            free_runs=histogram,
         )
 
     def _judge(

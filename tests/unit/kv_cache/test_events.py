@@ -158,4 +158,4 @@ def test_fragmentation_counts_unused_slots_and_free_runs() -> None:
     fragmentation = manager.pool(POOL).fragmentation()
     assert (fragmentation.num_lease_slots, fragmentation.num_unused_slots) == (12, 4)
     assert (fragmentation.num_free_runs, fragmentation.longest_free_run) == (2, 4)
-    assert fragmentation.free_run_counts[:4] == (0, 1, 0, 1)
+    assert fragmentation.free_runs.counts[:4] == [0, 1, 0, 1]

@@ -18,7 +18,7 @@ from services.kv_cache.core import (
     Reserve,
     ReserveGranted,
 )
-from services.kv_cache.core.ledger import CLAIM_MESSAGES
+from services.kv_cache.core.ledger import CLAIM_MESSAGES, MAX_IDLE_ACCOUNTS
 
 POOL = "worker-0"
 BLOCK_SIZE = 4
@@ -39,7 +39,8 @@ def admit(handle: int, tenant: str, num_blocks: int) -> Admit:
 
 def held(manager: KVCacheManager) -> dict[str, int]:
     manager.check_invariants()
-    return {account.tenant: account.num_held for account in manager.pool(POOL).ledger.accounts}
+    accounts = manager.pool(POOL).ledger.accounts
+    return {account.tenant: account.num_held for account in accounts if account.num_held}
 
 
 def test_tenant_without_rule_may_hold_the_whole_pool() -> None:
@@ -150,7 +151,7 @@ def test_shared_block_is_charged_to_one_tenant_until_its_last_holder_is_gone() -
     manager.release(1)
     assert held(manager) == {"a": 2, "b": 1}
     manager.release(2)
-    assert sum(held(manager).values()) == 0
+    assert held(manager) == {}
 
 
 def test_account_counts_hits_in_tokens() -> None:
@@ -162,6 +163,14 @@ def test_account_counts_hits_in_tokens() -> None:
         manager.release(handle)
     (account,) = manager.pool(POOL).ledger.accounts
     assert (account.hit_tokens, account.query_tokens) == (8, 18)
+
+
+def test_idle_accounts_are_forgotten_when_there_are_too_many() -> None:
+    manager = make_manager()
+    for handle in range(1, MAX_IDLE_ACCOUNTS + 100):
+        manager.admit(admit(handle, f"tenant-{handle}", 1))
+        manager.release(handle)
+    assert len(manager.pool(POOL).ledger.accounts) == MAX_IDLE_ACCOUNTS
 
 
 def test_most_specific_rule_counts() -> None:
