@@ -13,6 +13,8 @@ from tests.fakes.fake_executor import continuation
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.inner_mesh import MODEL, WEIGHTS, inner_mesh, until
 
+pytestmark = pytest.mark.usefixtures("no_leaked_tasks")
+
 PROMPT = (5, 6, 7)
 
 

@@ -11,6 +11,8 @@ from tests.contract.test_scheduler_port import PROMPT, read_all, request, tokens
 from tests.fakes.fake_executor import continuation
 from tests.inner_mesh import InnerMesh, inner_mesh, until
 
+pytestmark = pytest.mark.usefixtures("no_leaked_tasks")
+
 
 async def nothing_is_held(mesh: InnerMesh) -> None:
     await until(lambda: all(executor.num_requests() == 0 for executor in mesh.executors.values()))

@@ -24,6 +24,8 @@ from treadle.common.v1 import service_info_service_pb2_grpc as info_grpc
 from treadle.kv_cache.v1 import kv_cache_service_pb2 as kv_pb2
 from treadle.kv_cache.v1 import kv_cache_service_pb2_grpc as kv_grpc
 
+pytestmark = pytest.mark.usefixtures("no_leaked_tasks")
+
 
 class ScriptedServicer(kv_grpc.KVCacheServiceServicer):
     """Echoes sequences; fails where the test says so; knows when its handler ended."""
