@@ -1,6 +1,7 @@
 // The C functions for instruction sets, threads, weights and single operations: check, then call.
 #include <chrono>
 #include <climits>
+#include <cstring>
 
 #include "error.h"
 #include "isa.h"
@@ -125,13 +126,15 @@ int treadle_quantize(const float* x, int64_t m, int64_t k, int8_t* values, float
     TREADLE_TRY(check_matrix(values, m, k, "values"));
     TREADLE_TRY(check_matrix(scales, m, 1, "scales"));
     return guarded([&] {
-        ActivationBuffer rest;
-        rest.reserve(1, k);
+        ActivationBuffer block;
+        block.reserve(1, k);
         for (int64_t row = 0; row < m; ++row) {
-            QuantizedRow out = rest.quantized_row(0, k);
-            out.codes = values + row * k;
-            out.scales = scales + row * (k / kGroup);
+            const QuantizedRow out = block.quantized_row(0, k);
             kernels().quantize_row(x + row * k, k, out);
+            for (int64_t g = 0; g < k / kGroup; ++g) {
+                std::memcpy(values + row * k + g * kGroup, out.codes + g * kRowBlock * kGroup, kGroup);
+                scales[row * (k / kGroup) + g] = out.scales[g * kRowBlock];
+            }
         }
         return 0;
     });

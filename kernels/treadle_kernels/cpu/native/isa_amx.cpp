@@ -18,9 +18,9 @@ namespace {
 
 constexpr int kTileRows = 16;
 // Fewer rows than this go to AVX-512.
-constexpr int kLeastRows = 8;
+constexpr int kLeastRows = 13;
 // Groups whose code sums are kept before they are combined: with their codes, they fit in the first-level cache.
-constexpr int64_t kGroupsAtOnce = 8;
+constexpr int64_t kGroupsAtOnce = 6;
 constexpr int64_t kGroupBytes = kColumns * kGroup;       // of a group's codes, one byte each
 constexpr int64_t kSumsPerTile = kTileRows * kColumns;  // int32
 
@@ -61,14 +61,13 @@ void unpack_codes(const LinearCall& call, const TileLayout& layout, int64_t firs
 
 // Code sums of groups [begin, end) of sixteen rows and two column tiles: sums[2][kGroupsAtOnce][scales][16][16].
 template <class Fmt>
-void multiply(const int8_t* x, int64_t k, int64_t begin, int64_t end, const uint8_t* codes, int32_t* sums) {
+void multiply(const int8_t* x, int64_t groups, int64_t begin, int64_t end, const uint8_t* codes, int32_t* sums) {
     constexpr int kScales = Fmt::scales_per_group;
-    const int64_t groups = k / kGroup;
     for (int64_t g = begin; g < end; ++g) {
         for (int half = 0; half < kScales; ++half) {
             const int64_t at = g * kGroupBytes + half * kGroupBytes / 2;
             int32_t* out = sums + ((g - begin) * kScales + half) * kSumsPerTile;
-            _tile_loadd(4, x + g * kGroup + half * kGroup / 2, k);
+            _tile_loadd(4, x + g * kRowBlock * kGroup + half * kGroup / 2, kGroup);
             _tile_loadd(6, codes + at, 64);
             _tile_loadd(7, codes + groups * kGroupBytes + at, 64);
             _tile_zero(0);
@@ -83,13 +82,11 @@ void multiply(const int8_t* x, int64_t k, int64_t begin, int64_t end, const uint
 
 // Adds groups [begin, end) of one column tile to the float sums of sixteen rows, as add_group does.
 template <class Fmt>
-void combine(const Activations& x, int64_t row, int64_t groups, int64_t begin, int64_t end, const Tile& tile,
-             const int32_t* code_sums, float* sums) {
+void combine(const Activations& x, int64_t begin, int64_t end, const Tile& tile, const int32_t* code_sums,
+             float* sums) {
     constexpr int kScales = Fmt::scales_per_group;
     F totals[kTileRows];
     for (int j = 0; j < kTileRows; ++j) totals[j] = f_load(sums + j * kColumns);
-    const float* x_scales = x.scales + row * groups;
-    const float* x_sums = x.sums + row * groups;
     for (int64_t g = begin; g < end; ++g) {
         for (int half = 0; half < kScales; ++half) {
             const F scale = Fmt::load(tile.scales + (g * kScales + half) * Fmt::vector_bytes);
@@ -97,14 +94,14 @@ void combine(const Activations& x, int64_t row, int64_t groups, int64_t begin, i
 #pragma GCC unroll 16
             for (int j = 0; j < kTileRows; ++j) {
                 const F dot = f_from_i(i_load(of_group + j * kColumns));
-                totals[j] = f_fma(dot, f_mul(scale, f_set(x_scales[j * groups + g])), totals[j]);
+                totals[j] = f_fma(dot, f_mul(scale, f_set(x.scales[g * kRowBlock + j])), totals[j]);
             }
         }
         if (Fmt::has_minimum) {
             const F minimum = Fmt::load(tile.minima + g * Fmt::vector_bytes);
 #pragma GCC unroll 16
             for (int j = 0; j < kTileRows; ++j) {
-                totals[j] = f_fma(minimum, f_set(x_sums[j * groups + g]), totals[j]);
+                totals[j] = f_fma(minimum, f_set(x.sums[g * kRowBlock + j]), totals[j]);
             }
         }
     }
@@ -125,13 +122,14 @@ void tiled_linear(const LinearCall& call) {
         unpack_codes<Fmt>(call, layout, first, num, codes);
         asm volatile("" ::: "memory");  // tile loads do not tell the compiler that they read memory
         for (int64_t row = call.row_begin; row < call.row_end; row += kTileRows) {
+            const Activations x = from_row(*call.x, row, groups);
             alignas(64) float sums[2][kSumsPerTile] = {};
             for (int64_t begin = 0; begin < groups; begin += kGroupsAtOnce) {
                 const int64_t end = begin + kGroupsAtOnce < groups ? begin + kGroupsAtOnce : groups;
-                multiply<Fmt>(call.x->codes + row * k, k, begin, end, codes, code_sums);
+                multiply<Fmt>(x.codes, groups, begin, end, codes, code_sums);
                 for (int t = 0; t < num; ++t) {
-                    combine<Fmt>(*call.x, row, groups, begin, end, tile_at(call, layout, first + t),
-                                 code_sums + t * kSumsPerColumnTile, sums[t]);
+                    combine<Fmt>(x, begin, end, tile_at(call, layout, first + t), code_sums + t * kSumsPerColumnTile,
+                                 sums[t]);
                 }
             }
             const int64_t rows = call.row_end - row < kTileRows ? call.row_end - row : kTileRows;

@@ -8,17 +8,20 @@
 
 namespace treadle {
 
-// Activations of some rows in both forms that linear layers take. Quantised: value = codes * scale, with a scale for
-// each group of 32. Rows are `k` apart for codes and numbers, `k / 32` for scales.
+constexpr int kRowBlock = 16;  // rows whose codes lie side by side, group by group
+
+// Activations of some rows in both forms that linear layers take. Quantised, a value is its code times the scale of its
+// group of 32. Codes lie in blocks of 16 rows, so that a kernel that works on several rows finds them at fixed distances;
+// the last block is readable as a whole.
 struct Activations {
-    const float* values = nullptr;     // [m][k]
-    const int8_t* codes = nullptr;     // [m][k]; readable up to a multiple of 16 rows
-    const float* scales = nullptr;     // [m][k / 32]
-    const float* sums = nullptr;       // [m][k / 32]: scale times the sum of the group's codes
-    const int32_t* code_sums = nullptr;  // [m][k / 16]: sum of each half group's codes
+    const float* values = nullptr;       // [rows][k]
+    const int8_t* codes = nullptr;       // [row blocks][groups][16][32]
+    const float* scales = nullptr;       // [row blocks][groups][16]
+    const float* sums = nullptr;         // likewise: scale times the sum of the group's codes
+    const int32_t* code_sums = nullptr;  // [row blocks][groups][2][16]: sum of each half group's codes
 };
 
-// Where quantize_row writes; the same arrays for one row.
+// Where quantize_row writes: the row's place in the first group, in the same arrays.
 struct QuantizedRow {
     int8_t* codes;
     float* scales;

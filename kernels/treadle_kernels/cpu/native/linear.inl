@@ -12,8 +12,11 @@ namespace {
 using treadle::Activations;
 using treadle::kColumns;
 using treadle::kGroup;
+using treadle::kRowBlock;
 using treadle::LinearCall;
 using treadle::TileLayout;
+
+constexpr int kPrefetchBytes = 2048;  // ahead of the codes in use
 
 // Quantised formats at compile time; the figures are those of formats.h.
 template <int kBits, bool kHasHalves, bool kHasMinimum, int kScaleBytes, int kScales, int kOffset>
@@ -108,9 +111,9 @@ inline Tile tile_at(const LinearCall& call, const TileLayout& layout, int64_t ti
     return {start, start + layout.scales, start + layout.minima};
 }
 
+// Adds a group to the sums of kRows rows that lie in one row block; `x` is at the first of them, in the group.
 template <class Fmt, int kRows>
-inline __attribute__((always_inline)) void add_group(const Activations& x, int64_t row, int64_t groups, int64_t g,
-                                                     const Tile& tile, F sums[kRows]) {
+inline __attribute__((always_inline)) void add_group(const Activations& x, int64_t g, const Tile& tile, F sums[kRows]) {
     constexpr int kScales = Fmt::scales_per_group;
     constexpr int kQuads = 8 / kScales;
     B codes[8];
@@ -119,28 +122,42 @@ inline __attribute__((always_inline)) void add_group(const Activations& x, int64
         const F scale = Fmt::load(tile.scales + (g * kScales + half) * Fmt::vector_bytes);
 #pragma GCC unroll 8
         for (int j = 0; j < kRows; ++j) {
-            const int64_t at = (row + j) * groups + g;
             int32_t start = 0;
             if (Fmt::offset != 0) {
-                const int32_t* of_halves = x.code_sums + 2 * at;
-                start = -Fmt::offset * (kScales == 2 ? of_halves[half] : of_halves[0] + of_halves[1]);
+                start = -Fmt::offset * (kScales == 2 ? x.code_sums[16 * half + j] : x.code_sums[j] + x.code_sums[16 + j]);
             }
             I dot = i_set(start);
 #pragma GCC unroll 8
             for (int i = 0; i < kQuads; ++i) {
                 const int quad = half * kQuads + i;
-                dot = i_dot<Fmt::bits == 8>(dot, codes[quad], x.codes + at * kGroup + 4 * quad);
+                dot = i_dot<Fmt::bits == 8>(dot, codes[quad], x.codes + kGroup * j + 4 * quad);
             }
-            sums[j] = f_fma(f_from_i(dot), f_mul(scale, f_set(x.scales[at])), sums[j]);
+            sums[j] = f_fma(f_from_i(dot), f_mul(scale, f_set(x.scales[j])), sums[j]);
         }
     }
     if (Fmt::has_minimum) {
         const F minimum = Fmt::load(tile.minima + g * Fmt::vector_bytes);
 #pragma GCC unroll 8
-        for (int j = 0; j < kRows; ++j) {
-            sums[j] = f_fma(minimum, f_set(x.sums[(row + j) * groups + g]), sums[j]);
-        }
+        for (int j = 0; j < kRows; ++j) sums[j] = f_fma(minimum, f_set(x.sums[j]), sums[j]);
     }
+}
+
+// The arrays from a row and group on; the row's block decides the rest.
+inline Activations from_row(const Activations& x, int64_t row, int64_t groups) {
+    const int64_t block = row / kRowBlock * groups, lane = row % kRowBlock;
+    Activations at;
+    at.codes = x.codes + (block * kRowBlock + lane) * kGroup;
+    at.scales = x.scales + block * kRowBlock + lane;
+    at.sums = x.sums + block * kRowBlock + lane;
+    at.code_sums = x.code_sums + 2 * block * kRowBlock + lane;
+    return at;
+}
+
+inline void to_next_group(Activations& x) {
+    x.codes += kRowBlock * kGroup;
+    x.scales += kRowBlock;
+    x.sums += kRowBlock;
+    x.code_sums += 2 * kRowBlock;
 }
 
 template <class Fmt, int kRows>
@@ -148,12 +165,15 @@ void quantized_rows(const LinearCall& call, const Tile& tile, int64_t tile_index
     const int64_t groups = call.weights->k / kGroup;
     F sums[kRows];
     for (F& sum : sums) sum = f_set(0.0f);
+    Activations x = from_row(*call.x, row, groups);
     for (int64_t g = 0; g < groups; ++g) {
-        if (kRows <= 2) __builtin_prefetch(tile.quants + g * Fmt::quant_bytes + 2048);
-        if (kRows <= 2) __builtin_prefetch(tile.quants + g * Fmt::quant_bytes + 2048 + 64);
-        if (kRows <= 2) __builtin_prefetch(tile.quants + g * Fmt::quant_bytes + 2048 + 128);
-        if (kRows <= 2) __builtin_prefetch(tile.quants + g * Fmt::quant_bytes + 2048 + 192);
-        add_group<Fmt, kRows>(*call.x, row, groups, g, tile, sums);
+        if (kRows <= 2) {  // with few rows, memory is what the loop waits for
+            for (int i = 0; i < Fmt::quant_bytes; i += 64) {
+                __builtin_prefetch(tile.quants + g * Fmt::quant_bytes + kPrefetchBytes + i);
+            }
+        }
+        add_group<Fmt, kRows>(x, g, tile, sums);
+        to_next_group(x);
     }
     for (int j = 0; j < kRows; ++j) store_outputs(call, row + j, tile_index, sums[j]);
 }

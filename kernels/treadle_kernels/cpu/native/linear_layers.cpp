@@ -31,8 +31,9 @@ void ActivationBuffer::reserve(int64_t max_rows, int64_t max_k) {
 
 QuantizedRow ActivationBuffer::quantized_row(int64_t row, int64_t k) const {
     const int64_t groups = k / kGroup;
-    return {codes_.data() + row * k, scales_.data() + row * groups, sums_.data() + row * groups,
-            code_sums_.data() + row * groups * 2};
+    const int64_t block = row / kRowBlock * groups * kRowBlock, lane = row % kRowBlock;
+    return {codes_.data() + (block + lane) * kGroup, scales_.data() + block + lane, sums_.data() + block + lane,
+            code_sums_.data() + 2 * block + lane};
 }
 
 Activations ActivationBuffer::view(const float* values) const {

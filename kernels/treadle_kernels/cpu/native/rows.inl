@@ -39,12 +39,12 @@ void quantize_row(const float* x, int64_t k, const QuantizedRow& out) {
             inverse = 0.0f;
             zero_a = zero_b = f_set(0.0f);
         }
-        const int32_t sum_a = store_codes(f_mul(zero_a, f_set(inverse)), out.codes + 32 * g);
-        const int32_t sum_b = store_codes(f_mul(zero_b, f_set(inverse)), out.codes + 32 * g + 16);
-        out.scales[g] = scale;
-        out.sums[g] = scale * static_cast<float>(sum_a + sum_b);
-        out.code_sums[2 * g] = sum_a;
-        out.code_sums[2 * g + 1] = sum_b;
+        const int32_t sum_a = store_codes(f_mul(zero_a, f_set(inverse)), out.codes + 512 * g);
+        const int32_t sum_b = store_codes(f_mul(zero_b, f_set(inverse)), out.codes + 512 * g + 16);
+        out.scales[16 * g] = scale;
+        out.sums[16 * g] = scale * static_cast<float>(sum_a + sum_b);
+        out.code_sums[32 * g] = sum_a;
+        out.code_sums[32 * g + 16] = sum_b;
     }
 }
 
