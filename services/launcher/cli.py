@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final, NoReturn
 
 from services.common.errors import EngineError, ErrorReason
@@ -75,6 +76,11 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--temperature", type=float, default=0.7, metavar="X", help="0 is greedy")
     chat.set_defaults(command=_chat)
 
+    replay = commands.add_parser("replay", help="run a recorded plan log again and compare, or plan it differently")
+    replay.add_argument("directory", type=Path, metavar="DIR", help="what `treadle serve --record` wrote")
+    replay.add_argument("--model", default=None, metavar="TEXT", help="as for serve, when its files have moved")
+    replay.set_defaults(command=_replay)
+
     model = commands.add_parser("model", help="fetch models, or list them")
     actions = model.add_subparsers(required=True, metavar="ACTION")
     pull = actions.add_parser("pull", help="fetch a model into the cache, or verify it there")
@@ -118,6 +124,12 @@ def _chat(arguments: argparse.Namespace) -> int:
             temperature=arguments.temperature,
         )
     )
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from services.launcher.replay import replay_plans
+
+    return replay_plans(arguments.directory, arguments.model, os.environ)
 
 
 def _pull_model(arguments: argparse.Namespace) -> int:

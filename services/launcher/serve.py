@@ -18,6 +18,7 @@ from services.launcher.output import LineWriter, MergedOutput, write_all
 from services.launcher.ports import find_free_ports, require_free_port
 from services.launcher.progress import ProgressBar
 from services.launcher.remote import watch_health
+from services.launcher.replay import WorkerLaunch
 from services.launcher.rotating_file import RotatingFile
 from services.launcher.run_directory import RunDirectory, choose_run_directory
 from services.launcher.service_runner import Surroundings
@@ -48,6 +49,8 @@ def serve(command: ServeCommand, environ: Mapping[str, str]) -> int:
         machine = Machine(num_cores=_count_cores(), environ=environ)
         addresses = _private_addresses(settings, run_directory)
         topology = build_topology(settings, command.config_path, model, addresses, machine)
+        if settings.record_path is not None:
+            WorkerLaunch.of(topology).write(settings.record_path)
         output = stack.enter_context(_merged_output(settings, None if state is None else state.log_path))
         return _supervise(topology, output, run_directory)
 

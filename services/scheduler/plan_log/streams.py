@@ -1,0 +1,109 @@
+"""The streams in a plan log: what each worker was sent, in order, with what it answered."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.common.errors import EngineError, ErrorReason
+from services.scheduler.plan_log.files import read_plan_log
+from treadle.scheduler.v1 import plan_log_pb2 as pb2
+from treadle.worker.v1 import batch_plan_pb2, worker_service_pb2
+
+
+@dataclass(slots=True)
+class StreamSummary:
+    """One stream of plans to one worker.
+
+    Attributes:
+        scheduler_epoch: Life of the scheduler.
+        stream: Its number in that life.
+        capabilities: What the worker said of itself.
+        is_whole: Whether the log holds its first plan; older files may have been removed.
+        is_redacted: Whether its token ids were left out.
+        num_steps: Plans that have a result.
+        num_blocks_needed: Blocks, the null block included, that a worker must have to execute the plans.
+        num_tokens_needed: Tokens that it must take in one step.
+    """
+
+    scheduler_epoch: int
+    stream: int
+    capabilities: worker_service_pb2.Capabilities
+    is_whole: bool
+    is_redacted: bool
+    num_steps: int = 0
+    num_blocks_needed: int = 1
+    num_tokens_needed: int = 0
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.capabilities.name}, stream {self.stream} of scheduler {self.scheduler_epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A plan and what came out of it."""
+
+    plan: batch_plan_pb2.BatchPlan
+    result: batch_plan_pb2.StepResult
+
+
+def list_streams(directory: Path) -> list[StreamSummary]:
+    """Return the streams of all lives in the order of their beginning. Reads and verifies the whole log.
+
+    Raises:
+        EngineError: PLAN_LOG_BROKEN; REPLAY_REFUSED when there is no log.
+    """
+    streams: dict[tuple[int, int], StreamSummary] = {}
+    life = pb2.FileStarted()
+
+    def add(started: pb2.WorkerStarted, *, is_whole: bool) -> None:
+        summary = StreamSummary(life.scheduler_epoch, started.stream, started.capabilities, is_whole, life.is_redacted)
+        streams.setdefault((life.scheduler_epoch, started.stream), summary)
+
+    for record in read_plan_log(directory):
+        match record.WhichOneof("record"):
+            case "file_started":
+                life = record.file_started
+                for started in life.workers:
+                    add(started, is_whole=False)
+            case "worker_started":
+                add(record.worker_started, is_whole=True)
+            case "plan_sent":
+                _note_needs(streams[life.scheduler_epoch, record.plan_sent.stream], record.plan_sent.plan)
+            case "result_received":
+                streams[life.scheduler_epoch, record.result_received.stream].num_steps += 1
+    return list(streams.values())
+
+
+def read_steps(directory: Path, stream: StreamSummary) -> Iterator[RecordedStep]:
+    """Yield the executed steps of a whole stream, in order; plans that never had a result are left out.
+
+    Raises:
+        EngineError: PLAN_LOG_BROKEN, also when a result does not belong to the oldest plan in flight.
+    """
+    epoch = 0
+    in_flight: deque[batch_plan_pb2.BatchPlan] = deque()  # bound: what the scheduler had in flight
+    for record in read_plan_log(directory):
+        if record.HasField("file_started"):
+            epoch = record.file_started.scheduler_epoch
+        if epoch != stream.scheduler_epoch:
+            continue
+        if record.plan_sent.stream == stream.stream:
+            in_flight.append(record.plan_sent.plan)
+        elif record.result_received.stream == stream.stream:
+            result = record.result_received.result
+            if not in_flight or in_flight[0].plan_id != result.plan_id:
+                text = f"record {record.sequence} of scheduler {epoch} is the result of no plan in flight"
+                raise EngineError(ErrorReason.PLAN_LOG_BROKEN, text, sequence=str(record.sequence))
+            yield RecordedStep(in_flight.popleft(), result)
+
+
+def _note_needs(stream: StreamSummary, plan: batch_plan_pb2.BatchPlan) -> None:
+    block_ids = [block_id for row in plan.rows for block_id in row.new_block_ids]
+    for request in plan.new_requests:
+        block_ids += request.block_table.block_ids
+    stream.num_blocks_needed = max(stream.num_blocks_needed, *(block_id + 1 for block_id in block_ids), 1)
+    num_tokens = len(plan.steady_handles) + sum(row.num_scheduled_tokens for row in plan.rows)
+    stream.num_tokens_needed = max(stream.num_tokens_needed, num_tokens)
