@@ -6,6 +6,7 @@ A wrong block, a stale block, a row of another request or a missing position the
 a poisoned slot: a block is poisoned when a request takes it up, unless the prefix cache vouches for it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.scheduler.core import BatchPlan, NewRequest, ScheduledRow, StepResult, WorkerInfo
@@ -53,10 +54,13 @@ class FakeWorker:
 
     Args:
         info: Its facts; ``num_blocks * block_size`` slots are kept.
+        scope_of: Cache scope of a request id; the content of a block must never be used in another scope.
     """
 
-    def __init__(self, info: WorkerInfo) -> None:
+    def __init__(self, info: WorkerInfo, scope_of: Callable[[str], str] = lambda request_id: "") -> None:
         self.info = info
+        self._scope_of = scope_of
+        self._scope_by_block: dict[int, str] = {}
         self._slots: list[int | None] = [POISON] * (info.num_blocks * info.block_size)
         self._state_by_handle: dict[int, _State] = {}
         self._last_plan_id: int | None = None
@@ -100,19 +104,23 @@ class FakeWorker:
         self._state_by_handle[request.handle] = _State(
             request, list(request.token_ids), list(request.block_ids), request.num_computed_tokens
         )
-        self._poison(request.block_ids[num_cached_blocks:])
+        scope = self._scope_of(request.request_id)
+        for block_id in request.block_ids[:num_cached_blocks]:
+            self._check(self._scope_by_block[block_id] == scope, f"hit in block {block_id} stays in its scope")
+        self._poison(request.block_ids[num_cached_blocks:], scope)
 
-    def _poison(self, block_ids: tuple[int, ...]) -> None:
+    def _poison(self, block_ids: tuple[int, ...], scope: str) -> None:
         block_size = self.info.block_size
         for block_id in block_ids:
             self._check(0 < block_id < self.info.num_blocks, f"block {block_id} is usable")
             self._slots[block_id * block_size : (block_id + 1) * block_size] = [POISON] * block_size
+            self._scope_by_block[block_id] = scope
 
     def _run(self, row: ScheduledRow) -> tuple[int, int] | None:
         self._check(row.handle in self._state_by_handle, f"row handle {row.handle} is known")
         state = self._state_by_handle[row.handle]
         state.block_ids += row.new_block_ids
-        self._poison(row.new_block_ids)
+        self._poison(row.new_block_ids, self._scope_of(state.request.request_id))
         start, end = state.num_computed_tokens, state.num_computed_tokens + row.num_scheduled_tokens
         self._check(start < end <= len(state.token_ids), "a row computes known tokens, at least one")
         self._check(row.is_sampling == (end == len(state.token_ids)), "a row samples iff it reaches the last token")

@@ -3,7 +3,8 @@
 Scheduler core and KV-cache core are the real ones; workers and clients are fakes that know the right answer. Messages
 lie in first-in-first-out channels, as on a stream, and a random choice decides at each moment which channel delivers,
 who plans, who arrives, who cancels and who dies. After every event both cores check their invariants. In the end
-traffic and faults cease, and the world must come to rest with every request ended rightly and every block back.
+traffic and faults cease, and the world must come to rest with every request ended rightly and every block back. Two
+observers (``laws.py``) hold the order of admissions and the shares of tenants against the policy.
 
 Everything follows from the seed (integers hash the same in every process), so a failing seed is a complete report.
 """
@@ -17,10 +18,11 @@ from functools import partial
 from services.common.errors import EngineError, ErrorReason
 from services.kv_cache.core import KVCacheManager
 from services.kv_cache.core.prefix_hash import PrefixHash, sha256
-from services.scheduler.core import BatchPlan, KVMessage, KVReply, Scheduler, StepResult
+from services.scheduler.core import BatchPlan, KVMessage, KVReply, Scheduler, StepResult, Submission
 from tests.simulation.fake_client import FakeClient
 from tests.simulation.fake_worker import FakeWorker
 from tests.simulation.kv_wire import message_to_kv_cache, reply_to_scheduler
+from tests.simulation.laws import OrderObserver, ShareObserver
 from tests.simulation.world import Traffic, World
 
 MAX_EVENTS_TO_REST = 50_000
@@ -60,12 +62,15 @@ class Simulation:
         self.rng = random.Random(seed)
         self.world = World.draw(self.rng)
         self.traffic = Traffic(self.world, self.rng)
-        self.scheduler = Scheduler(self.world.limits, epoch=1000)
+        self.scheduler = Scheduler(self.world.limits, epoch=1000, policy_settings=self.world.policy)
+        self.order = OrderObserver(self.world)
+        self.shares = ShareObserver(self.world)
         self.manager = KVCacheManager(epoch=500, prefix_hash=prefix_hash)
         self.kv_messages: deque[KVMessage] = deque()
         self.kv_replies: deque[KVReply] = deque()
         self.site_by_worker: dict[str, WorkerSite] = {}
         self.client_by_id: dict[str, FakeClient] = {}
+        self.scope_by_id: dict[str, str] = {}
         self.worker_names = [f"worker-{index}" for index in range(self.world.num_workers)]
         self.num_arrivals = 0
         self.num_steps = 0
@@ -89,7 +94,10 @@ class Simulation:
             if deliveries:
                 self._do(self.rng.choice([*deliveries, *self._shell_work()]))
             elif not any([self._do(work) for work in self._shell_work()]):  # each one is to be tried
-                break
+                begin_ms = self.scheduler.next_begin_ms()
+                if begin_ms is None:
+                    break
+                self.now_ms = begin_ms
         else:
             raise SimulationError("the world does not come to rest")
         self._check_rest()
@@ -105,10 +113,10 @@ class Simulation:
 
     def _traffic(self) -> list[Action]:
         actions: list[Action] = []
-        if self.rng.random() < 0.3:
+        if self.rng.random() < self.world.arrival_ratio:
             actions.append(self._arrive)
         live = [client for client in self.client_by_id.values() if client.finish is None]
-        if live and self.rng.random() < 0.05:
+        if live and not self.world.is_backlog and self.rng.random() < 0.05:
             actions += [partial(self._cancel, self.rng.choice(live)), self._lose_gateway, self._pass_time]
         return actions
 
@@ -137,21 +145,35 @@ class Simulation:
     # The shell's work.
 
     def _plan(self, name: str) -> bool:
+        self.scheduler.advance_time(self.now_ms)
         plan = self.scheduler.schedule(name)
         if plan is not None:
             self.site_by_worker[name].plans.append(plan)
         return plan is not None
 
     def _talk(self) -> bool:
+        self.scheduler.advance_time(self.now_ms)
+        waiting = self._waiting()
         message = self.scheduler.take_kv_message()
         if message is not None:
             self.kv_messages.append(message)
+            chosen_ids = [admit.request_id for admit in message.admits]
+            self.order.check_choices(waiting, chosen_ids, self.now_ms)
+            for submission in waiting:
+                if submission.request_id in chosen_ids:
+                    self.shares.note_chosen(submission)
+            self.shares.check({submission.tenant for submission in self._waiting()})
         return message is not None
+
+    def _waiting(self) -> list[Submission]:
+        return [request.submission for request in self.scheduler._book.queue]
 
     def _read_events(self) -> bool:
         events = self.scheduler.take_events()
         for event in events:
-            self.client_by_id[event.request_id].receive(event)
+            client = self.client_by_id[event.request_id]
+            client.receive(event)
+            self.shares.note_event(client.submission, event)
         return bool(events)
 
     # The wire and the peers.
@@ -168,6 +190,9 @@ class Simulation:
         plan = site.plans.popleft()
         result = site.worker.execute(plan)
         self.num_steps += 1
+        num_tokens = sum(row.num_scheduled_tokens for row in plan.rows)
+        self.now_ms += 1 + num_tokens // 4
+        result = replace(result, device_time_us=1000 + 250 * num_tokens)
         if result.sampled and self.rng.random() < self.world.spoil_ratio:
             (failed_handle, _), *sampled = result.sampled
             site.worker.spoil(failed_handle)
@@ -177,6 +202,7 @@ class Simulation:
 
     def _apply(self, name: str, site: WorkerSite) -> None:
         self.scheduler.apply(name, site.results.popleft())
+        self.scheduler.expire_deadlines(self.now_ms)
 
     # Clients.
 
@@ -184,6 +210,7 @@ class Simulation:
         self.num_arrivals += 1
         submission = self.traffic.draw(f"request-{self.num_arrivals}", self.now_ms)
         client = FakeClient.for_submission(submission, self.world.max_model_len)
+        self.scope_by_id[submission.request_id] = submission.cache_scope
         # Before any worker is known, what cannot fit is taken in and ended later.
         client.may_fail = submission.deadline_ms is not None or not self.world.fits(submission)
         self.traffic.learn((*submission.prompt_token_ids, *client.expected))
@@ -198,6 +225,7 @@ class Simulation:
                 raise
         else:
             self.client_by_id[client.submission.request_id] = client
+            self.order.note_arrival(client.submission, self.now_ms)
 
     def _cancel(self, client: FakeClient) -> None:
         client.is_cancelled = True
@@ -214,14 +242,18 @@ class Simulation:
     def _pass_time(self) -> None:
         self.now_ms += self.rng.randint(1, 200)
         self.scheduler.expire_deadlines(self.now_ms)
+        self.scheduler.end_hopeless(self.now_ms)
 
     # Faults.
 
     def _open_worker(self, name: str) -> None:
         self.num_lives += 1
         info = self.world.worker_info(name, self.num_lives)
-        self.site_by_worker[name] = WorkerSite(FakeWorker(info))
+        self.site_by_worker[name] = WorkerSite(FakeWorker(info, self._scope_of))
         self.scheduler.open_worker(info)
+
+    def _scope_of(self, request_id: str) -> str:
+        return self.scope_by_id[request_id]
 
     def _flap_worker(self, name: str) -> None:
         """Lose a worker with all that is under way, or bring it back; a result that was late must not count."""

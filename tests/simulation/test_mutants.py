@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from services.common.errors import EngineError
+from services.kv_cache.core import pool
 from services.kv_cache.core.block import Block, BlockContent
 from services.kv_cache.core.block_pool import BlockPool
 from services.kv_cache.core.prefix_cache import PrefixCache
-from services.kv_cache.core.prefix_hash import sha256
+from services.kv_cache.core.prefix_hash import CacheDomain, sha256
 from services.scheduler.core.kv_broker import KVBroker
 from services.scheduler.core.kv_messages import Admit, KVMessage
 from services.scheduler.core.lane import Lane
@@ -130,6 +131,15 @@ def forget_to_tell_the_worker(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KVBroker, "leave", mutant)
 
 
+def share_across_scopes(patch: pytest.MonkeyPatch) -> None:
+    """Tenants that must not share find each other's prefixes."""
+
+    def mutant(model: str, weight_version: str, adapter: str, cache_scope: str) -> CacheDomain:
+        return CacheDomain(model, weight_version, adapter, cache_scope="")
+
+    patch.setattr(pool, "CacheDomain", mutant)
+
+
 def is_caught(seed: int) -> bool:
     try:
         Simulation(seed).run()
@@ -151,6 +161,7 @@ def is_caught(seed: int) -> bool:
         hit_all_known_tokens,
         evict_without_parting,
         forget_to_tell_the_worker,
+        share_across_scopes,
     ],
     ids=lambda mutate: mutate.__name__,
 )

@@ -1,11 +1,11 @@
-"""Several hundred worlds, each from its first arrival to its rest. ``scripts/simulate`` runs more of them."""
+"""Two thousand worlds, each from its first arrival to its rest. ``scripts/simulate`` runs more of them."""
 
 import pytest
 
 from services.kv_cache.core.prefix_hash import sha256
 from tests.simulation.simulation import Simulation
 
-SEEDS_PER_TEST = 25
+SEEDS_PER_TEST = 50
 
 
 def run_seed(seed: int, **options: object) -> Simulation:
@@ -19,7 +19,7 @@ def run_seed(seed: int, **options: object) -> Simulation:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first_seed", range(0, 300, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first_seed", range(0, 2000, SEEDS_PER_TEST))
 def test_mesh_answers_rightly_and_comes_to_rest_in_every_world(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + SEEDS_PER_TEST):
         run_seed(seed)

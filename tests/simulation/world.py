@@ -2,48 +2,112 @@
 
 import random
 from dataclasses import dataclass
+from typing import get_args
 
-from services.scheduler.core import PriorityClass, SamplingParams, SchedulerLimits, Submission, WorkerInfo
+from services.scheduler.core import (
+    PolicyName,
+    PolicySettings,
+    PriorityClass,
+    SamplingParams,
+    SchedulerLimits,
+    Submission,
+    WorkerInfo,
+)
 from tests.simulation.fake_worker import VOCABULARY_SIZE
 
 MODEL = "fake-model"
+BACKLOG_RATIO = 0.2
 
 
 @dataclass(frozen=True)
 class World:
     """Few blocks, few places, small budgets.
 
-    ``fault_ratio`` is the chance that a moment brings a fault, ``spoil_ratio`` that a step has a row without numbers.
+    A backlog world has many small requests of tenants that differ in size, so that shares and turns matter. Any other
+    has few large ones, so that blocks are short.
+
+    ``fault_ratio`` is the chance that a moment brings a fault, ``spoil_ratio`` that a step has a row without numbers,
+    ``arrival_ratio`` that a moment may bring a request.
     """
 
+    is_backlog: bool
     limits: SchedulerLimits
+    policy: PolicySettings
+    tenants: tuple[str, ...]
+    has_one_model_name: bool
     num_workers: int
     num_blocks: int
     block_size: int
     max_model_len: int
+    max_prompt_tokens: int
+    max_output_tokens: int
     num_requests: int
+    arrival_ratio: float
     fault_ratio: float
     spoil_ratio: float
 
     @classmethod
     def draw(cls, rng: random.Random) -> "World":
         """Draw a world."""
+        return cls._draw_backlog(rng) if rng.random() < BACKLOG_RATIO else cls._draw_shortage(rng)
+
+    @classmethod
+    def _draw_shortage(cls, rng: random.Random) -> "World":
         max_num_requests = rng.randint(1, 6)
+        num_blocks, block_size = rng.randint(8, 24), rng.choice([1, 2, 4, 4, 16])
+        max_model_len = rng.choice([40, 64])
+        num_tokens = min(max_model_len, (num_blocks - 1) * block_size + 1)
         return cls(
+            is_backlog=False,
             limits=SchedulerLimits(
                 max_num_batched_tokens=max_num_requests + rng.choice([0, 1, 5, 40]),
                 max_num_requests=max_num_requests,
                 max_waiting_requests=rng.choice([4, 100]),
                 run_ahead_depth=rng.choice([1, 2, 2, 3]),
                 credit_tokens=rng.choice([1, 2, 8]),
+                long_prefill_token_threshold=rng.choice([0, 0, 3]),
+                batch_wait_ms=rng.choice([0, 0, 0, 20]),
+                target_itl_ms=rng.choice([0, 0, 0, 3]),
             ),
+            policy=_draw_policy(rng, rng.choice(get_args(PolicyName))),
+            tenants=("tenant-0", "tenant-1", "tenant-2")[: rng.randint(1, 3)],
+            has_one_model_name=rng.random() < 0.5,
             num_workers=rng.choice([1, 1, 2, 3]),
-            num_blocks=rng.randint(8, 24),
-            block_size=rng.choice([1, 2, 4, 4, 16]),
-            max_model_len=rng.choice([40, 64]),
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            max_prompt_tokens=num_tokens,
+            max_output_tokens=max(1, num_tokens // 2),
             num_requests=rng.randint(3, 16),
+            arrival_ratio=0.3,
             fault_ratio=rng.choice([0.0, 0.0, 0.02, 0.1]),
             spoil_ratio=rng.choice([0.0, 0.0, 0.1, 0.3]),
+        )
+
+    @classmethod
+    def _draw_backlog(cls, rng: random.Random) -> "World":
+        max_num_requests = rng.randint(1, 2)
+        return cls(
+            is_backlog=True,
+            limits=SchedulerLimits(
+                max_num_batched_tokens=16,
+                max_num_requests=max_num_requests,
+                run_ahead_depth=rng.choice([1, 2]),
+                credit_tokens=2,
+            ),
+            policy=_draw_policy(rng, rng.choice(["fair", "fair", "priority", "composed"])),
+            tenants=("tenant-0", "tenant-1"),
+            has_one_model_name=True,
+            num_workers=1,
+            num_blocks=rng.randint(8, 16),
+            block_size=4,
+            max_model_len=64,
+            max_prompt_tokens=6,
+            max_output_tokens=6,
+            num_requests=rng.randint(30, 50),
+            arrival_ratio=rng.choice([0.5, 1.0]),
+            fault_ratio=0.0,
+            spoil_ratio=0.0,
         )
 
     def worker_info(self, name: str, epoch: int) -> WorkerInfo:
@@ -57,45 +121,65 @@ class World:
         return num_prompt_tokens < self.max_model_len and num_tokens - 1 <= (self.num_blocks - 1) * self.block_size
 
 
+def _draw_policy(rng: random.Random, name: PolicyName) -> PolicySettings:
+    weights = rng.choice([(), (), (("tenant-0", 3.0),)])
+    return PolicySettings(name, ageing_ms=rng.choice([20, 100, 10_000]), tenant_weights=weights)
+
+
 class Traffic:
-    """Draws submissions whose prompts often continue each other, across two cache scopes."""
+    """Draws submissions of several tenants and classes, whose prompts often continue each other within two scopes."""
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self._world = world
         self._rng = rng
         self._conversations: list[tuple[int, ...]] = [()]
+        self._num_drawn = 0
 
     def draw(self, request_id: str, now_ms: int) -> Submission:
-        """Draw a submission; about one in fifty does not fit the world."""
+        """Draw a submission; in a world of shortage, about one in fifty does not fit."""
         rng = self._rng
-        num_slots = (self._world.num_blocks - 1) * self._world.block_size
-        num_tokens = min(self._world.max_model_len, num_slots + 1)
-        if rng.random() < 0.02:
-            num_tokens *= 3
-        max_tokens = rng.randint(1, max(1, num_tokens // 2))
-        prompt = self._draw_prompt(max(1, num_tokens - max_tokens))
+        self._num_drawn += 1
+        tenant, prompt, max_tokens = self._draw_small() if self._world.is_backlog else self._draw_large()
+        has_deadline = not self._world.is_backlog and rng.random() < 0.1
         return Submission(
             request_id=request_id,
             gateway=f"gateway-{rng.randrange(2)}",
-            tenant="tenant",
+            tenant=tenant,
             cache_scope=rng.choice(["scope-a", "scope-a", "scope-b"]),
-            model=rng.choice([MODEL, ""]),
+            model=MODEL if self._world.has_one_model_name else rng.choice([MODEL, ""]),
             prompt_token_ids=prompt,
             max_tokens=max_tokens,
             min_tokens=rng.choice([0, 0, 3]),
             eos_token_ids=rng.choice([(), (7,)]),
             stop_token_ids=rng.choice([(), (11, 12)]),
             sampling=SamplingParams(seed=rng.randrange(3)),
-            priority=PriorityClass.NORMAL,
-            deadline_ms=now_ms + rng.randint(1, 500) if rng.random() < 0.1 else None,
+            priority=rng.choice(list(PriorityClass)),
+            deadline_ms=now_ms + rng.randint(1, 500) if has_deadline else None,
         )
+
+    def learn(self, token_ids: tuple[int, ...]) -> None:
+        """Let later prompts begin as ``token_ids`` do, as the next turn of a conversation does."""
+        if not self._world.is_backlog:
+            self._conversations.append(token_ids)
+
+    def _draw_large(self) -> tuple[str, tuple[int, ...], int]:
+        rng = self._rng
+        num_tokens = self._world.max_prompt_tokens
+        if rng.random() < 0.02:
+            num_tokens *= 3
+        max_tokens = rng.randint(1, max(1, num_tokens // 2))
+        return rng.choice(self._world.tenants), self._draw_prompt(max(1, num_tokens - max_tokens)), max_tokens
+
+    def _draw_small(self) -> tuple[str, tuple[int, ...], int]:
+        """Draw for one tenant that is there from the beginning, and for one that comes later and asks for more."""
+        rng = self._rng
+        is_late = self._num_drawn > self._world.num_requests // 3 and rng.random() < 0.5
+        max_prompt, max_output = (self._world.max_prompt_tokens, self._world.max_output_tokens) if is_late else (3, 2)
+        prompt = tuple(rng.randrange(VOCABULARY_SIZE) for _ in range(rng.randint(1, max_prompt)))
+        return self._world.tenants[is_late], prompt, rng.randint(1, max_output)
 
     def _draw_prompt(self, max_len: int) -> tuple[int, ...]:
         rng = self._rng
         prefix = rng.choice(self._conversations)[: rng.randint(0, max_len)]
         suffix = [rng.randrange(VOCABULARY_SIZE) for _ in range(rng.randint(0, max_len - len(prefix)))]
         return (*prefix, *suffix) or (rng.randrange(VOCABULARY_SIZE),)
-
-    def learn(self, token_ids: tuple[int, ...]) -> None:
-        """Let later prompts begin as ``token_ids`` do, as the next turn of a conversation does."""
-        self._conversations.append(token_ids)

@@ -8,7 +8,6 @@ slots. 3. In flight: the live rows in flight of a request add up to ``planned - 
 5. Sums: the counters of the queue, and of the tenants' accounts, are those of their members.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 
 from services.common.verify import require
@@ -16,6 +15,7 @@ from services.scheduler.core.lane import Lane
 from services.scheduler.core.limits import SchedulerLimits
 from services.scheduler.core.request import Request, RequestStatus
 from services.scheduler.core.request_book import RequestBook, is_waiting
+from services.scheduler.core.tenant_ledger import Account
 
 
 def check_scheduler_state(book: RequestBook, lane_by_worker: Mapping[str, Lane], limits: SchedulerLimits) -> None:
@@ -24,47 +24,52 @@ def check_scheduler_state(book: RequestBook, lane_by_worker: Mapping[str, Lane],
     Raises:
         InvariantError: a law is broken.
     """
-    _check_queues(book)
     placed = {id(request) for request in book.queue}
+    _check_queue(book)
     for lane in lane_by_worker.values():
         _check_lane(lane, limits)
-        placed |= {id(request) for request in lane.running.values()}
-        placed |= {id(request) for handle, request in lane.admitting.items() if request.handle == handle}
+        placed.update(map(id, lane.running.values()))
+        placed.update([id(request) for handle, request in lane.admitting.items() if request.handle == handle])
     for request in book.request_by_id.values():
-        require(id(request) in placed, "a live request has a place", request_id=request.request_id)
+        if id(request) not in placed:
+            require(False, "a live request has a place", request_id=request.request_id)
     require(len(placed) == len(book.request_by_id), "what has a place is live")
 
 
-def _check_queues(book: RequestBook) -> None:
-    members = list(book.queue)
-    require(all(is_waiting(request) for request in members), "queued means waiting")
-    require(len(members) == len(book.queue), "the length of the queue adds up", length=len(book.queue))
-    require(len(members) == book.room.num_requests, "the waiting add up", num_requests=book.room.num_requests)
-    num_tokens = sum(len(request.token_ids) for request in members)
+def _check_queue(book: RequestBook) -> None:
+    num_requests = num_tokens = 0
+    numbers_by_account: dict[Account, list[int]] = {}
+    for request in book.request_by_id.values():
+        numbers_by_account.setdefault(request.account, [0, 0])[0] += 1
+    for request in book.queue:
+        if not is_waiting(request):
+            require(False, "queued means waiting", request_id=request.request_id, status=request.status)
+        num_requests += 1
+        num_tokens += len(request.token_ids)
+        numbers_by_account[request.account][1] += 1
+    require(num_requests == len(book.queue) == book.room.num_requests, "the waiting add up", counted=num_requests)
     require(num_tokens == book.room.num_tokens, "the tokens of the waiting add up", counted=num_tokens)
-    num_waiting = Counter(request.account for request in members)
-    num_live = Counter(request.account for request in book.request_by_id.values())
-    for account, number in num_live.items():
-        is_right = (account.num_live, account.num_waiting) == (number, num_waiting[account])
-        require(is_right, "the requests of an account add up", account=account, num_live=number)
+    for account, (num_live, num_waiting) in numbers_by_account.items():
+        if (account.num_live, account.num_waiting) != (num_live, num_waiting):
+            require(False, "the requests of an account add up", account=account, live=num_live, waiting=num_waiting)
 
 
 def _check_lane(lane: Lane, limits: SchedulerLimits) -> None:
     require(lane.num_places_taken <= limits.max_num_requests, "no more requests than places", lane=lane.info.name)
     require(len(lane.in_flight) <= limits.run_ahead_depth, "run-ahead is bounded", lane=lane.info.name)
-    num_tokens_in_flight: Counter[int] = Counter()
-    num_samples_in_flight: Counter[int] = Counter()
+    num_tokens_in_flight: dict[int, int] = {}
+    num_samples_in_flight: dict[int, int] = {}
     for plan in lane.in_flight:
-        for row in plan.rows:
-            num_tokens_in_flight[row.handle] += row.num_scheduled_tokens
-            num_samples_in_flight[row.handle] += row.is_sampling
+        for handle, num_tokens, _, is_sampling in plan.rows:
+            num_tokens_in_flight[handle] = num_tokens_in_flight.get(handle, 0) + num_tokens
+            num_samples_in_flight[handle] = num_samples_in_flight.get(handle, 0) + is_sampling
     for handle, request in lane.admitting.items():
         is_abandoned = request.handle != handle
         require(is_abandoned or request.status is RequestStatus.ADMITTING, "admitting means asked for", handle=handle)
     for handle, request in lane.running.items():
         is_here = request.handle == handle and request.lane is lane and request.status is RequestStatus.RUNNING
         require(is_here, "running means in the lane", handle=handle, status=request.status)
-        _check_progress(request, num_tokens_in_flight[handle], num_samples_in_flight[handle])
+        _check_progress(request, num_tokens_in_flight.get(handle, 0), num_samples_in_flight.get(handle, 0))
 
 
 def _check_progress(request: Request, num_tokens_in_flight: int, num_samples_in_flight: int) -> None:
