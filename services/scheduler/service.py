@@ -22,18 +22,11 @@ class SchedulerService:
     """Implements ``services.common.bootstrap.Service``."""
 
     def __init__(self, config: SchedulerConfig, server: RpcServer, epoch: int) -> None:
-        limits = SchedulerLimits(
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_requests=config.max_num_requests,
-            max_waiting_requests=config.max_waiting_requests,
-            max_waiting_tokens=config.max_waiting_tokens,
-            run_ahead_depth=config.run_ahead_depth,
-            credit_tokens=config.credit_tokens,
-        )
+        limits = config.limits()
         self._recorder = _make_recorder(config, epoch, limits)
         self._server = server
         self._changed = asyncio.Event()
-        self._engine = EngineLoop(Scheduler(limits, epoch), SystemClock(), self._changed.set)
+        self._engine = EngineLoop(Scheduler(limits, epoch, config.policy_settings()), SystemClock(), self._changed.set)
         self._servicer = SchedulerServicer(self._engine, epoch, self._recorder)
         self._kv_cache = KVCacheLink(config.kv_cache, self._engine, epoch)
         self._workers = [
