@@ -50,11 +50,12 @@ class AdmissionHold(Enum):
 
 @dataclass(slots=True)
 class PlanInFlight:
-    """A plan without result yet; ``requests[i]`` is what ``rows[i]`` was planned for."""
+    """A plan without result yet; ``requests[i]`` is what ``rows[i]`` was planned for; ``num_tokens`` sums the rows."""
 
     plan_id: int
     requests: list[Request]
     rows: list[ScheduledRow]
+    num_tokens: int
 
 
 @dataclass(slots=True, eq=False)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 NO_HANDLE = 0
 """The handle of a request that is not admitted; never given out."""
 
+_NO_ROW = ScheduledRow(NO_HANDLE, 1, (), True)
+
 NEVER = 1 << 62
 """A number of tokens that no request reaches."""
 
@@ -78,6 +80,8 @@ class Request:
         refill_at: Number of expected tokens at which the credit of slots runs low; NEVER while a refill is under way or
             the table is complete.
         is_known_to_worker: Whether a plan has introduced the present handle.
+        is_steady: Whether it is known and the worker knows all its blocks, so that decoding takes just ``steady_row``.
+        steady_row: The row of one token that samples and brings no block; the same at every step of an admission.
         num_sent_blocks: Of ``block_ids``, how many the worker has been told.
     """
 
@@ -105,6 +109,8 @@ class Request:
     commit_at: int = NEVER
     refill_at: int = NEVER
     is_known_to_worker: bool = False
+    is_steady: bool = False
+    steady_row: ScheduledRow = _NO_ROW
     num_sent_blocks: int = 0
 
     @classmethod
@@ -157,6 +163,7 @@ class Request:
         self.change_status(RequestStatus.RUNNING)
         if self.num_cached_tokens is None:
             self.num_cached_tokens = min(grant.num_cached_tokens, self.num_prompt_tokens)
+        self.steady_row = ScheduledRow(self.handle, 1, (), True)
         self.block_epoch = grant.block_epoch
         self.num_computed_tokens = self.num_planned_tokens = grant.num_cached_tokens
         self.num_expected_tokens = self.num_told_tokens = len(self.token_ids)
@@ -167,6 +174,7 @@ class Request:
         """Append granted blocks to the table and set the level at which the next are to be asked for."""
         assert self.lane is not None
         self.block_ids += block_ids
+        self.is_steady = False
         self.num_slots = len(self.block_ids) * self.lane.info.block_size
         # The last token of all is never computed, so it needs no slot.
         is_complete = self.num_slots >= self.max_known_tokens - 1
@@ -206,6 +214,7 @@ class Request:
         if self.num_sent_blocks != len(self.block_ids):
             new_block_ids = tuple(self.block_ids[self.num_sent_blocks :])
             self.num_sent_blocks = len(self.block_ids)
+        self.is_steady = True
         return ScheduledRow(self.handle, num_tokens, new_block_ids, is_sampling)
 
     def leave_lane(self, status: RequestStatus) -> None:
@@ -217,4 +226,4 @@ class Request:
         self.num_slots = self.num_sent_blocks = 0
         self.num_computed_tokens = self.num_planned_tokens = self.num_expected_tokens = self.num_told_tokens = 0
         self.commit_at = self.refill_at = NEVER
-        self.is_known_to_worker = False
+        self.is_known_to_worker = self.is_steady = False

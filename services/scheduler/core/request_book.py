@@ -136,11 +136,12 @@ class RequestBook:
         """Return what happened since the last call: at most one event per request, in order of their first news."""
         events = []
         for request, finish in self._finish_by_request.items():
-            submission, start = request.submission, request.num_reported_tokens
+            submission, token_ids, start = request.submission, request.token_ids, request.num_reported_tokens
+            end = request.num_reported_tokens = len(token_ids)
+            # Nearly every event brings one token, for which a slice would cost more than the rest.
+            news = (token_ids[start],) if end - start == 1 else tuple(token_ids[start:])
             seq = start - len(submission.prompt_token_ids)
-            token_ids = tuple(request.token_ids[start:])
-            request.num_reported_tokens = start + len(token_ids)
-            events.append(RequestEvent(submission.request_id, submission.gateway, seq, token_ids, finish))
+            events.append(RequestEvent(submission.request_id, submission.gateway, seq, news, finish))
         self._finish_by_request.clear()
         return events
 

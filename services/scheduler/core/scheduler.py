@@ -70,16 +70,15 @@ class Scheduler:
         if self._limits.batch_wait_ms and self._is_filling(lane):
             return None
         budget = budget_within_target(self._limits, lane.step_time)
-        requests, rows, new_requests = plan_rows(lane.running.values(), self._limits, budget)
-        if not rows and not lane.finished_handles:
+        draft = plan_rows(lane.running.values(), self._limits, budget)
+        if not draft.rows and not lane.finished_handles:
             return None
-        for request in requests:
-            if request.num_expected_tokens >= request.refill_at:
-                self._kv.ask_blocks(request)
+        for request in draft.low_on_slots:
+            self._kv.ask_blocks(request)
         finished_handles, lane.finished_handles = tuple(lane.finished_handles), []
         plan_id = lane.take_plan_id()
-        lane.in_flight.append(PlanInFlight(plan_id, requests, rows))
-        return BatchPlan(plan_id, worker, tuple(new_requests), tuple(rows), finished_handles)
+        lane.in_flight.append(PlanInFlight(plan_id, draft.requests, draft.rows, draft.num_tokens))
+        return BatchPlan(plan_id, worker, tuple(draft.new_requests), tuple(draft.rows), finished_handles)
 
     def apply(self, worker: str, result: StepResult) -> None:
         """Take up what a step computed and sampled.
@@ -96,23 +95,25 @@ class Scheduler:
         if lane is None or plan is None:
             return
         token_id_by_handle = dict(result.sampled)
-        for request, row in zip(plan.requests, plan.rows, strict=True):
-            if request.handle != row.handle:
+        for request, (handle, num_tokens, _, is_sampling) in zip(plan.requests, plan.rows, strict=True):
+            if request.handle != handle:
                 continue
-            if row.handle in result.failed_handles:
+            if handle in result.failed_handles:
                 self._fail(request, "the model's output was not a number; change the prompt or report this")
                 continue
-            request.num_computed_tokens += row.num_scheduled_tokens
+            request.num_computed_tokens += num_tokens
             if request.num_computed_tokens >= request.commit_at:
                 self._kv.note_computed(request)
-            if row.is_sampling:
-                require(row.handle in token_id_by_handle, "each sampling row yields a token", handle=row.handle)
-                self._append_output(request, token_id_by_handle[row.handle])
-        num_tokens = sum(row.num_scheduled_tokens for row in plan.rows)
-        if num_tokens and result.device_time_us:
-            lane.step_time.note(num_tokens, result.device_time_us / 1000)
+            if is_sampling:
+                token_id = token_id_by_handle.get(handle)
+                if token_id is None:
+                    require(False, "each sampling row yields a token", handle=handle)
+                else:
+                    self._append_output(request, token_id)
+        if plan.num_tokens and result.device_time_us:
+            lane.step_time.note(plan.num_tokens, result.device_time_us / 1000)
         self._num_steps += 1
-        self._num_scheduled_tokens += num_tokens
+        self._num_scheduled_tokens += plan.num_tokens
         self._num_sampled_tokens += len(result.sampled)
 
     def apply_failure(self, worker: str, plan_id: int, reason: str) -> None:

@@ -10,6 +10,7 @@ requests), whatever the length of their contexts.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from services.scheduler.core.batch_plan import NewRequest, ScheduledRow
 from services.scheduler.core.limits import SchedulerLimits
@@ -29,9 +30,36 @@ def budget_within_target(limits: SchedulerLimits, step_time: StepTimeModel) -> i
     return max_num_tokens if num_tokens is None else min(num_tokens, max_num_tokens)
 
 
-def plan_rows(
-    running: Iterable[Request], limits: SchedulerLimits, budget: int
-) -> tuple[list[Request], list[ScheduledRow], list[NewRequest]]:
+@dataclass(slots=True)
+class StepDraft:
+    """The rows of a step.
+
+    Attributes:
+        requests: Those that got a row.
+        rows: Their rows, parallel to ``requests``.
+        new_requests: Introductions of those that are new to the worker.
+        num_tokens: Sum over the rows.
+        low_on_slots: Those whose credit of slots is to be refilled.
+    """
+
+    requests: list[Request] = field(default_factory=list)
+    rows: list[ScheduledRow] = field(default_factory=list)
+    new_requests: list[NewRequest] = field(default_factory=list)
+    num_tokens: int = 0
+    low_on_slots: list[Request] = field(default_factory=list)
+
+    def add(self, request: Request, num_tokens: int) -> None:
+        """Add a row for the next ``num_tokens`` positions of ``request``."""
+        if not request.is_known_to_worker:
+            self.new_requests.append(request.introduce())
+        self.requests.append(request)
+        self.rows.append(request.plan_row(num_tokens))
+        self.num_tokens += num_tokens
+        if request.num_expected_tokens >= request.refill_at:
+            self.low_on_slots.append(request)
+
+
+def plan_rows(running: Iterable[Request], limits: SchedulerLimits, budget: int) -> StepDraft:
     """Plan one step over ``running``, given in order of admission.
 
     Modifies: the planned and expected tokens of each request that gets a row.
@@ -40,13 +68,9 @@ def plan_rows(
         running: The requests of the lane.
         limits: Bounds of the step.
         budget: Tokens to spend, at most ``max_num_batched_tokens``; decodes and a smallest chunk may exceed it.
-
-    Returns:
-        The requests that got a row, their rows (parallel), and the introductions of those that are new to the worker.
     """
-    requests: list[Request] = []
-    rows: list[ScheduledRow] = []
-    new_requests: list[NewRequest] = []
+    draft = StepDraft()
+    requests, rows = draft.requests, draft.rows
     catch_ups: list[Request] = []
     for request in running:
         num_planned_tokens = request.num_planned_tokens
@@ -54,20 +78,22 @@ def plan_rows(
         if num_expected_tokens - num_planned_tokens > 1:
             catch_ups.append(request)
         elif num_planned_tokens < request.num_slots and num_expected_tokens < request.max_known_tokens:
-            if not request.is_known_to_worker:
-                new_requests.append(request.introduce())
-            requests.append(request)
-            rows.append(request.plan_row(1))
+            # Nearly every row is like this, so what a general row does is not done here.
+            if request.is_steady and num_expected_tokens + 1 < request.refill_at:
+                request.num_planned_tokens = num_planned_tokens + 1
+                request.num_expected_tokens = num_expected_tokens + 1
+                requests.append(request)
+                rows.append(request.steady_row)
+            else:
+                draft.add(request, 1)
+    draft.num_tokens = len(rows)
 
     max_chunk = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
     num_left = min(max(budget - len(rows), MIN_CHUNK), limits.max_num_batched_tokens - len(rows))
     for request in catch_ups:
         if num_left == 0:
             break
-        if not request.is_known_to_worker:
-            new_requests.append(request.introduce())
         num_tokens = min(request.num_expected_tokens - request.num_planned_tokens, num_left, max_chunk)
-        requests.append(request)
-        rows.append(request.plan_row(num_tokens))
+        draft.add(request, num_tokens)
         num_left -= num_tokens
-    return requests, rows, new_requests
+    return draft
