@@ -53,8 +53,17 @@ class ServeSettings:
     tcp: bool = False
     """Connect the services by TCP on the loopback address instead of Unix sockets."""
 
+    backend: str | None = None
+    """What computes, `auto`, `native` or `torch`; unset: the worker's default."""
+
     dtype: str | None = None
     """Number format of the computation, `float32` or `bfloat16`; unset: the worker's default."""
+
+    quantization: str | None = None
+    """What floating weights are converted to at load, `int8` or `int4`; unset: nothing."""
+
+    kv_dtype: str | None = None
+    """Number format of keys and values, `auto`, `bfloat16`, `float32` or `int8`; unset: the worker's default."""
 
     device: str | None = None
     """Device of the workers, such as `auto` or `cpu`; unset: the worker's default."""

@@ -7,6 +7,9 @@ from services.common.config import ServiceConfig, require_config
 
 Dtype = Literal["float32", "bfloat16"]
 Device = Literal["auto", "cpu"]
+Backend = Literal["auto", "native", "torch"]
+Quantization = Literal["none", "int8", "int4"]
+KvDtype = Literal["auto", "bfloat16", "float32", "int8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +25,22 @@ class WorkerConfig(ServiceConfig):
     device: Device = "auto"
     """Where to run; `auto` takes the best there is. Only `cpu` exists yet."""
 
+    backend: Backend = "auto"
+    """What computes: `native`, our engine for CPUs, or `torch`; `auto` takes `native` where it was built and knows the
+    model's number formats."""
+
     dtype: Dtype = "bfloat16"
-    """Type of weights and of keys and values; `float32` is the reference, twice the memory and slower."""
+    """Precision. `bfloat16`: `native` runs weights in the format of their files and computes in float32 between
+    layers, `torch` converts everything to bfloat16. `float32` is the reference: all weights decoded, several times
+    the memory and slower."""
+
+    quantization: Quantization = "none"
+    """What weights that are stored as floating numbers are converted to at load: `int8` or `int4` (blocks of 32);
+    `native` only."""
+
+    kv_dtype: KvDtype = "auto"
+    """Type of keys and values; `auto`: the dtype. Others than the dtype, and `int8` (a scale a token and head), need
+    `native`."""
 
     block_size: int = 16
     """Token slots a KV block; 16 keeps the waste below a block a request and the tables short."""

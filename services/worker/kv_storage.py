@@ -11,32 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from services.common.errors import EngineError, ErrorReason
 from services.worker.model_config import ModelConfig
 
 
 def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes that one block takes in all layers together. Pure."""
     return config.num_layers * block_size * 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
-
-
-def num_blocks_for(num_bytes: int, config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """How many blocks, the null block included, fit in some memory. Pure.
-
-    Raises:
-        EngineError: INVALID_CONFIG: not even one block beside the null block fits.
-    """
-    block_bytes = bytes_per_block(config, block_size, dtype)
-    num_blocks = num_bytes // block_bytes
-    if num_blocks < 2:
-        raise EngineError(
-            ErrorReason.INVALID_CONFIG,
-            f"{num_bytes} bytes of KV cache hold {num_blocks} blocks of {block_bytes} bytes; give it at least "
-            f"{2 * block_bytes} bytes",
-            field="kv_cache_bytes",
-            needed_bytes=str(2 * block_bytes),
-        )
-    return num_blocks
 
 
 class KVStorage:

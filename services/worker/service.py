@@ -5,9 +5,9 @@ import asyncio
 from services.common.clock import SystemClock
 from services.common.rpc.server import RpcServer
 from services.worker.config import WorkerConfig
-from services.worker.device_executor import DeviceExecutor
-from services.worker.loading import LoadedModel, load_model
-from services.worker.model_runner import ModelRunner
+from services.worker.device_executor import DeviceExecutor, StepRunner
+from services.worker.loaded_model import LoadedModel
+from services.worker.loading import load_model
 from services.worker.servicer import Capabilities, WorkerServicer
 
 _CLOSE_TIMEOUT_S = 5.0
@@ -46,7 +46,7 @@ class WorkerService:
         """Wait until the scheduler has closed its stream; it drains first."""
         await self._servicer.stream_ended()
 
-    def _load(self) -> ModelRunner:
+    def _load(self) -> StepRunner:
         self._loaded = load_model(self._config, self._clock)
         return self._loaded.runner
 
@@ -61,5 +61,5 @@ class WorkerService:
             max_model_len=loaded.max_model_len,
             max_num_batched_tokens=self._config.max_num_batched_tokens,
             device="cpu",
-            dtype=self._config.dtype,
+            dtype=loaded.dtype,
         )

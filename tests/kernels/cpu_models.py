@@ -12,8 +12,8 @@ from services.worker.input_batch import InputBatch
 from services.worker.kv_storage import KVStorage
 from services.worker.model_config import ModelConfig
 from services.worker.models import Decoder, build_model
-from services.worker.models.rope import attention_factor, inverse_frequencies
 from services.worker.plan import BatchPlan, BlockId, Handle, NewRequest, SamplingParams, ScheduledRow
+from services.worker.rope_frequencies import attention_factor, inverse_frequencies
 from services.worker.weights.gguf_file import GgufFile
 from services.worker.weights.tensors import stream_tensors
 from tests.kernels.cpu_references import make_rows
@@ -77,7 +77,7 @@ def load_native(
     config = GgufFile(path).config
     tensors = GgufTensors(path, config)
     embedding = tensors.linear("token_embd")
-    angles = np.outer(np.arange(max_positions), inverse_frequencies(config.rope, config.head_dim).numpy())
+    angles = np.outer(np.arange(max_positions), inverse_frequencies(config.rope, config.head_dim))
     factor = attention_factor(config.rope)
 
     def layer(index: int) -> LayerWeights:

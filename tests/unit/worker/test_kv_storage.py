@@ -1,10 +1,8 @@
 """KV memory: its size, its zero null block, and poison."""
 
-import pytest
 import torch
 
-from services.common.errors import EngineError, ErrorReason
-from services.worker.kv_storage import KVStorage, bytes_per_block, num_blocks_for
+from services.worker.kv_storage import KVStorage, bytes_per_block
 from services.worker.model_config import ModelConfig, RopeConfig
 
 CONFIG = ModelConfig(
@@ -27,18 +25,6 @@ def test_block_bytes_equal_what_the_tensors_take():
     storage = KVStorage(CONFIG, num_blocks=5, block_size=3, dtype=torch.bfloat16)
     taken = sum(layer.numel() * layer.element_size() for layer in storage.layers)
     assert taken == 5 * bytes_per_block(CONFIG, 3, torch.bfloat16)
-
-
-def test_num_blocks_fill_the_memory():
-    block_bytes = bytes_per_block(CONFIG, 16, torch.float32)
-    assert num_blocks_for(7 * block_bytes + 1, CONFIG, 16, torch.float32) == 7
-
-
-def test_memory_for_the_null_block_alone_is_refused_with_what_is_needed():
-    block_bytes = bytes_per_block(CONFIG, 16, torch.float32)
-    with pytest.raises(EngineError, match=f"at least {2 * block_bytes} bytes") as raised:
-        num_blocks_for(2 * block_bytes - 1, CONFIG, 16, torch.float32)
-    assert raised.value.reason is ErrorReason.INVALID_CONFIG
 
 
 def test_poison_fills_fresh_slots_of_every_layer_but_the_prefix_hit():

@@ -1,0 +1,26 @@
+"""What loading a model gives, whichever backend it is for."""
+
+from dataclasses import dataclass
+
+from services.worker.device_executor import StepRunner
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A runner and the facts that the scheduler and clients need.
+
+    Attributes:
+        runner: Ready to execute steps.
+        name: Name under which the model is served.
+        weight_version: Digest of its weights, and of what was done to them.
+        num_blocks: Blocks of the KV cache, the null block included.
+        max_model_len: Longest prompt and output together.
+        dtype: Number format of most weights, for people.
+    """
+
+    runner: StepRunner
+    name: str
+    weight_version: str
+    num_blocks: int
+    max_model_len: int
+    dtype: str

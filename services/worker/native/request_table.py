@@ -1,0 +1,341 @@
+"""The native worker's memory of its requests: a row of numpy columns each, so that a step is a few gathers.
+
+Owns: per handle the slot, the prompt, the block table and how far the request is computed. Guarantees: a plan is
+checked as a whole before anything changes; the laws are those of ``services.worker.input_batch``.
+
+Of the tokens sampled here only the last is kept. No step needs another one: a row may sample only when it ends at the
+last known token, so every known token before the sampled one is computed, and the next row is that one token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from services.common.verify import require
+from services.worker.plan import NULL_BLOCK, BatchPlan, Handle, NewRequest
+from treadle_kernels.cpu import SAMPLING_DTYPE, StepRows
+
+Int32s = npt.NDArray[np.int32]
+
+_FIRST_NUM_SLOTS = 16
+_FIRST_NUM_BLOCKS = 64
+_MAX_TOP_K = np.iinfo(np.int32).max
+_SMALLEST_TOP_P = np.finfo(np.float32).tiny
+
+_COLUMNS = np.dtype(
+    [
+        ("num_given", np.int32),  # tokens that came with the request
+        ("num_known", np.int32),  # those and the ones sampled here
+        ("num_prompt", np.int32),
+        ("num_computed", np.int32),
+        ("num_blocks", np.int32),
+        ("last_token", np.int32),  # sampled here; -1 before the first
+        ("has_failed", np.bool_),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """A plan's rows that are to be computed, as arrays of one entry a row.
+
+    Attributes:
+        handles: Whose they are.
+        slots: Their places in the table.
+        starts: First position of each.
+        ends: One past the last position of each.
+        is_sampling: Which ones choose a token.
+    """
+
+    handles: list[Handle]
+    slots: npt.NDArray[np.intp]
+    starts: Int32s
+    ends: Int32s
+    is_sampling: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrays:
+    """What the engine takes for a step.
+
+    Attributes:
+        rows: Lengths and block tables.
+        token_ids: ``[num_tokens]``.
+        sampling: ``[num_sampling_rows]`` of ``SAMPLING_DTYPE``.
+    """
+
+    rows: StepRows
+    token_ids: Int32s
+    sampling: npt.NDArray[np.void]
+
+
+class RequestTable:
+    """Requests by handle.
+
+    Args:
+        block_size: Slots a block.
+        num_blocks: Of the pool; ids beyond are refused.
+        vocab_size: Token ids beyond are refused.
+        max_positions: Positions that a request may have.
+    """
+
+    def __init__(self, *, block_size: int, num_blocks: int, vocab_size: int, max_positions: int) -> None:
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        self._vocab_size = vocab_size
+        self._max_positions = max_positions
+        self._slot_by_handle: dict[Handle, int] = {}
+        self._free_slots: list[int] = []
+        self._num_failed = 0
+        self._given_tokens: list[Int32s] = []
+        self._columns = np.zeros(0, dtype=_COLUMNS)
+        self._sampling = np.zeros(0, dtype=SAMPLING_DTYPE)
+        self._block_tables = np.zeros((0, _FIRST_NUM_BLOCKS), dtype=np.int32)
+        self._counting = np.arange(_FIRST_NUM_SLOTS + 1, dtype=np.int32)
+        self._grow(_FIRST_NUM_SLOTS)
+
+    def __len__(self) -> int:
+        return len(self._slot_by_handle)
+
+    def clear(self) -> None:
+        """Forget every request."""
+        for handle in list(self._slot_by_handle):
+            self._forget(handle)
+
+    def take(self, plan: BatchPlan) -> tuple[PlannedRows, list[Handle]]:
+        """Prove that a plan can be executed, then forget what finished, learn what is new, extend block tables.
+
+        Forgetting a handle that is not known does nothing: it may never have got here.
+
+        Returns:
+            The rows to compute, and the handles of sampling rows that are passed over as their request failed before.
+
+        Raises:
+            InvariantError: as ``InputBatch.check``, or a token or a position is outside the model's; nothing changed.
+        """
+        new_slot_by_handle = self._stage_new_requests(plan)
+        rows, num_new_blocks = self._gather(plan, new_slot_by_handle)
+        has_failed = self._columns["has_failed"][rows.slots] if self._num_failed else None
+        self._check_rows(plan, rows, num_new_blocks, has_failed)
+
+        del self._free_slots[len(self._free_slots) - len(new_slot_by_handle) :]
+        for handle in plan.finished_handles:
+            self._forget(handle)
+        self._slot_by_handle.update(new_slot_by_handle)
+        for row in plan.rows:
+            if row.new_block_ids:
+                self._append_blocks(self._slot_by_handle[row.handle], row.new_block_ids)
+        if has_failed is None or not has_failed.any():
+            return rows, []
+        passed_over = has_failed & rows.is_sampling
+        failed_handles = [handle for handle, is_over in zip(rows.handles, passed_over, strict=True) if is_over]
+        return _select(rows, ~has_failed), failed_handles
+
+    def step_arrays(self, rows: PlannedRows) -> StepArrays:
+        """Make a step's arrays. Pure."""
+        num_rows = len(rows.slots)
+        num_tokens = rows.ends - rows.starts
+        query_starts = np.zeros(num_rows + 1, dtype=np.int32)
+        np.cumsum(num_tokens, out=query_starts[1:])
+        # Tables of one width make a matrix; what it holds beyond a row's context is never looked at.
+        width = -(-int(rows.ends.max(initial=0)) // self._block_size)
+        block_ids = self._block_tables[:, :width].take(rows.slots, axis=0).reshape(-1)
+        chosen = rows.slots[rows.is_sampling]
+        sampling = self._sampling[chosen]
+        sampling["position"] = self._columns["num_known"][chosen] - self._columns["num_prompt"][chosen]
+        sampling["token_index"] = query_starts[1:][rows.is_sampling] - 1
+        step_rows = StepRows(query_starts, rows.ends, block_ids, self._counting[: num_rows + 1] * np.int32(width))
+        return StepArrays(step_rows, self._token_ids(rows, query_starts), sampling)
+
+    def advance(self, rows: PlannedRows, sampled: Int32s) -> None:
+        """Record that rows were computed and, for the sampling ones in order, the tokens that they ended with."""
+        self._columns["num_computed"][rows.slots] = rows.ends
+        chosen = rows.slots[rows.is_sampling]
+        self._columns["last_token"][chosen] = sampled
+        self._columns["num_known"][chosen] += 1
+
+    def fail(self, handles: Sequence[Handle]) -> None:
+        """Mark requests that cannot go on, so that rows of theirs already under way do no harm."""
+        for handle in handles:
+            slot = self._slot_by_handle.get(handle)
+            if slot is not None and not self._columns["has_failed"][slot]:
+                self._columns["has_failed"][slot] = True
+                self._num_failed += 1
+
+    def _stage_new_requests(self, plan: BatchPlan) -> dict[Handle, int]:
+        """Check new requests and write them to free slots, where nobody sees them until the plan is taken."""
+        if not plan.new_requests:
+            return {}
+        slot_by_handle: dict[Handle, int] = {}
+        finished = set(plan.finished_handles)
+        if len(plan.new_requests) > len(self._free_slots):
+            num_slots = len(self._given_tokens)
+            self._grow(max(2 * num_slots, num_slots - len(self._free_slots) + len(plan.new_requests)))
+        for request in plan.new_requests:
+            handle = request.handle
+            is_known = handle in self._slot_by_handle and handle not in finished
+            is_new = not is_known and handle not in slot_by_handle
+            require(is_new, "a new request's handle is in use", plan_id=plan.plan_id, handle=handle)
+            self._check_new_request(request)
+            slot = self._free_slots[-1 - len(slot_by_handle)]
+            self._write(slot, request)
+            slot_by_handle[handle] = slot
+        return slot_by_handle
+
+    def _gather(self, plan: BatchPlan, new_slot_by_handle: dict[Handle, int]) -> tuple[PlannedRows, Int32s | None]:
+        """Look the plan's rows up; also return how many blocks each brings, None if none does."""
+        handles = [row.handle for row in plan.rows]
+        slot_by_handle = self._slot_by_handle
+        if new_slot_by_handle or plan.finished_handles:
+            slot_by_handle = slot_by_handle | new_slot_by_handle
+            for handle in plan.finished_handles:
+                if handle not in new_slot_by_handle:
+                    slot_by_handle.pop(handle, None)
+        try:
+            slots = [slot_by_handle[handle] for handle in handles]
+        except KeyError as error:
+            require(False, "a row's handle is unknown", plan_id=plan.plan_id, handle=error.args[0])
+        if len(set(slots)) != len(slots):
+            twice = next(handle for handle in handles if handles.count(handle) > 1)
+            require(False, "a handle has two rows in a plan", plan_id=plan.plan_id, handle=twice)
+        slot_array = np.array(slots, dtype=np.intp)
+        starts = self._columns["num_computed"][slot_array]
+        ends = starts + np.array([row.num_scheduled_tokens for row in plan.rows], dtype=np.int32)
+        is_sampling = np.array([row.is_sampling for row in plan.rows], dtype=np.bool_)
+        num_new_blocks = None
+        if any(row.new_block_ids for row in plan.rows):
+            num_new_blocks = np.array([len(row.new_block_ids) for row in plan.rows], dtype=np.int32)
+        return PlannedRows(handles, slot_array, starts, ends, is_sampling), num_new_blocks
+
+    def _check_rows(
+        self,
+        plan: BatchPlan,
+        rows: PlannedRows,
+        num_new_blocks: Int32s | None,
+        has_failed: npt.NDArray[np.bool_] | None,
+    ) -> None:
+        num_known, num_blocks = self._columns["num_known"][rows.slots], self._columns["num_blocks"][rows.slots]
+        if num_new_blocks is not None:
+            num_blocks = num_blocks + num_new_blocks
+        is_wrong = rows.ends <= rows.starts
+        is_wrong |= rows.ends > num_blocks * self._block_size
+        is_wrong |= rows.ends > self._max_positions
+        is_wrong |= np.where(rows.is_sampling, rows.ends != num_known, rows.ends > num_known)
+        if has_failed is not None:
+            is_wrong &= ~has_failed
+        if is_wrong.any():
+            self._explain(plan, rows, int(is_wrong.argmax()), num_blocks)
+        if num_new_blocks is None:
+            return
+        for index in np.flatnonzero(num_new_blocks):
+            if has_failed is None or not has_failed[index]:
+                self._check_blocks(plan.rows[index].handle, plan.rows[index].new_block_ids)
+
+    def _explain(self, plan: BatchPlan, rows: PlannedRows, index: int, num_blocks: Int32s) -> None:
+        """Raise for a row that breaks a law."""
+        start, end = int(rows.starts[index]), int(rows.ends[index])
+        num_known, num_slots = int(self._columns["num_known"][rows.slots[index]]), int(num_blocks[index])
+        num_slots *= self._block_size
+        where = {"plan_id": plan.plan_id, "handle": rows.handles[index], "end": end}
+        require(end > start, "a row must compute at least one token", **where)
+        require(end <= num_known, "a row goes past the known tokens", num_known_tokens=num_known, **where)
+        require(end <= num_slots, "a row's slot is missing in the block table", num_slots=num_slots, **where)
+        require(end <= self._max_positions, "a row goes past the model's length", **where)
+        require(False, "a sampling row ends before the last known token", num_known_tokens=num_known, **where)
+
+    def _check_new_request(self, request: NewRequest) -> None:
+        num_slots, num_tokens = len(request.block_ids) * self._block_size, len(request.token_ids)
+        where = {"handle": request.handle, "num_tokens": num_tokens}
+        num_computed = request.num_computed_tokens
+        text = "a new request must leave at least one known token to compute"
+        require(0 <= num_computed < num_tokens, text, num_computed_tokens=num_computed, **where)
+        text = "a prefix hit exceeds the block table"
+        require(num_computed <= num_slots, text, num_computed_tokens=num_computed, num_slots=num_slots, **where)
+        text = "the prompt must be some of the known tokens"
+        num_prompt = request.num_prompt_tokens
+        require(1 <= num_prompt <= num_tokens, text, num_prompt_tokens=num_prompt, **where)
+        is_inside = min(request.token_ids) >= 0 and max(request.token_ids) < self._vocab_size
+        require(is_inside, "a token is outside the vocabulary", vocab_size=self._vocab_size, **where)
+        self._check_blocks(request.handle, request.block_ids)
+
+    def _check_blocks(self, handle: Handle, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            is_inside = NULL_BLOCK < block_id < self._num_blocks
+            require(is_inside, "a block is outside the pool", handle=handle, block_id=block_id, end=self._num_blocks)
+
+    def _write(self, slot: int, request: NewRequest) -> None:
+        tokens = np.array(request.token_ids, dtype=np.int32)
+        self._given_tokens[slot] = tokens
+        num_known = len(tokens)
+        self._columns[slot] = (
+            num_known,
+            num_known,
+            request.num_prompt_tokens,
+            request.num_computed_tokens,
+            0,
+            -1,
+            False,
+        )
+        sampling = request.sampling
+        # The engine refuses what it has no use for; what lies beyond a limit means the same as the limit.
+        self._sampling[slot] = (
+            sampling.seed,
+            0,
+            sampling.sample_index,
+            0,
+            max(sampling.temperature, 0.0),
+            min(max(sampling.min_p, 0.0), 1.0),
+            min(max(sampling.top_p, _SMALLEST_TOP_P), 1.0),
+            min(sampling.top_k, _MAX_TOP_K),
+        )
+        self._append_blocks(slot, request.block_ids)
+
+    def _append_blocks(self, slot: int, block_ids: Sequence[int]) -> None:
+        start = int(self._columns["num_blocks"][slot])
+        end = start + len(block_ids)
+        if end > self._block_tables.shape[1]:
+            wider = np.zeros((len(self._block_tables), max(2 * self._block_tables.shape[1], end)), dtype=np.int32)
+            wider[:, : self._block_tables.shape[1]] = self._block_tables
+            self._block_tables = wider
+        self._block_tables[slot, start:end] = block_ids
+        self._columns["num_blocks"][slot] = end
+
+    def _token_ids(self, rows: PlannedRows, query_starts: Int32s) -> Int32s:
+        """Collect the input tokens: of rows in the given tokens a run of those, of the others the last sampled one."""
+        num_given = self._columns["num_given"][rows.slots]
+        is_given = rows.starts < num_given
+        if not is_given.any():
+            last_tokens: Int32s = self._columns["last_token"][rows.slots]
+            return last_tokens
+        token_ids = np.empty(int(query_starts[-1]), dtype=np.int32)
+        token_ids[query_starts[:-1]] = self._columns["last_token"][rows.slots]
+        for index in np.flatnonzero(is_given):
+            given = self._given_tokens[rows.slots[index]][rows.starts[index] : rows.ends[index]]
+            token_ids[query_starts[index] : query_starts[index + 1]] = given
+        return token_ids
+
+    def _forget(self, handle: Handle) -> None:
+        slot = self._slot_by_handle.pop(handle, None)
+        if slot is None:
+            return
+        self._num_failed -= bool(self._columns["has_failed"][slot])
+        self._given_tokens[slot] = np.empty(0, dtype=np.int32)
+        self._free_slots.append(slot)
+
+    def _grow(self, num_slots: int) -> None:
+        """Make room for more requests at a time; nobody sees slots that are free."""
+        old = len(self._given_tokens)
+        self._columns = np.concatenate([self._columns, np.zeros(num_slots - old, dtype=_COLUMNS)])
+        self._sampling = np.concatenate([self._sampling, np.zeros(num_slots - old, dtype=SAMPLING_DTYPE)])
+        more = np.zeros((num_slots - old, self._block_tables.shape[1]), dtype=np.int32)
+        self._block_tables = np.concatenate([self._block_tables, more])
+        self._given_tokens += [np.empty(0, dtype=np.int32)] * (num_slots - old)
+        self._counting = np.arange(num_slots + 1, dtype=np.int32)
+        self._free_slots = [*range(num_slots - 1, old - 1, -1), *self._free_slots]
+
+
+def _select(rows: PlannedRows, mask: npt.NDArray[np.bool_]) -> PlannedRows:
+    handles = [handle for handle, is_kept in zip(rows.handles, mask, strict=True) if is_kept]
+    return PlannedRows(handles, rows.slots[mask], rows.starts[mask], rows.ends[mask], rows.is_sampling[mask])

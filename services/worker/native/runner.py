@@ -1,0 +1,145 @@
+"""Executes batch plans on the native engine: check, learn, one native call, record.
+
+Owns: the engine's model, the KV cache and the requests; used by one thread. Guarantees: those of ``StepRunner`` as
+``services.worker.model_runner`` gives them: plans take effect strictly in order; a plan that breaks a law changes
+nothing; a step that fails makes the requests of its rows unusable.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from services.common.clock import Clock, SystemClock
+from services.common.errors import EngineError, ErrorReason
+from services.common.verify import require
+from services.worker.native.request_table import PlannedRows, RequestTable, StepArrays
+from services.worker.plan import BatchPlan, Handle, RowError, SampledToken, StepResult, StepTimings
+from treadle_kernels.cpu import CpuModel, KvCache
+from treadle_kernels.cpu.sampling import NOT_FINITE
+
+LogitsObserver = Callable[[Sequence[Handle], npt.NDArray[np.float32]], None]
+"""Told the handles of a step's sampling rows and their logits ``[num_rows, vocab_size]``; for tests."""
+
+_POISON = 0xFF
+"""Filled into every byte, NaN in bfloat16 and float32, and in the float32 scales of int8."""
+
+
+class NativeRunner:
+    """One model on the CPU engine; a ``device_executor.StepRunner``.
+
+    Args:
+        model: Ready to run; its ``max_num_tokens`` bounds a step.
+        cache: Keys and values, of the model's shape.
+        max_positions: Positions that a request may have.
+        is_poisoned: Fill blocks with NaN before a request gets them (debugging).
+        clock: Times a step.
+        observe_logits: Sees the logits of every sampling row.
+    """
+
+    def __init__(
+        self,
+        model: CpuModel,
+        cache: KvCache,
+        *,
+        max_positions: int,
+        is_poisoned: bool = False,
+        clock: Clock | None = None,
+        observe_logits: LogitsObserver | None = None,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._is_poisoned = is_poisoned
+        self._clock = clock or SystemClock()
+        self._observe_logits = observe_logits
+        self._requests = RequestTable(
+            block_size=cache.shape.block_size,
+            num_blocks=cache.num_blocks,
+            vocab_size=model.shape.vocab_size,
+            max_positions=max_positions,
+        )
+
+    @property
+    def num_requests(self) -> int:
+        """Requests known now."""
+        return len(self._requests)
+
+    def reset(self) -> None:
+        """Forget every request; their blocks may then be given to others."""
+        self._requests.clear()
+
+    def execute(self, plan: BatchPlan) -> StepResult:
+        """Run one step.
+
+        Returns:
+            The tokens of the sampling rows, and an error for each sampling row that has none. The step's time is the
+            forward pass's: the engine samples in the same call.
+
+        Raises:
+            InvariantError: the plan breaks a law; nothing was changed.
+            EngineError: STEP_FAILED: the engine failed; the requests of the plan's rows cannot go on.
+        """
+        started_s = self._clock.monotonic_s()
+        self._check_budget(plan)
+        rows, failed_before = self._requests.take(plan)
+        if self._is_poisoned:
+            self._poison_fresh_blocks(plan)
+        try:
+            arrays = self._requests.step_arrays(rows)
+            prepared_s = self._clock.monotonic_s()
+            sampled = self._run(rows, arrays)
+        except Exception as error:
+            self._requests.fail([row.handle for row in plan.rows])
+            text = f"Step {plan.plan_id} failed on the device: {type(error).__name__}: {error}"
+            raise EngineError(ErrorReason.STEP_FAILED, text, plan_id=str(plan.plan_id)) from error
+        self._requests.advance(rows, sampled)
+        tokens, errors = self._outcomes(rows, arrays, sampled)
+        errors += [RowError(handle, "The request failed in an earlier step.") for handle in failed_before]
+        timings = StepTimings(prepared_s - started_s, self._clock.monotonic_s() - prepared_s, 0.0)
+        return StepResult(plan.plan_id, tuple(tokens), timings, tuple(errors))
+
+    def _check_budget(self, plan: BatchPlan) -> None:
+        num_tokens, limit = sum([row.num_scheduled_tokens for row in plan.rows]), self._model.shape.max_num_tokens
+        text = "a plan exceeds max_num_batched_tokens"
+        if num_tokens > limit:
+            require(False, text, plan_id=plan.plan_id, num_tokens=num_tokens, max_num_batched_tokens=limit)
+
+    def _run(self, rows: PlannedRows, arrays: StepArrays) -> npt.NDArray[np.int32]:
+        """Run the rows; return the sampled tokens."""
+        if self._observe_logits is None:
+            return self._model.step(self._cache, arrays.rows, arrays.token_ids, arrays.sampling)
+        logits = np.empty((len(arrays.sampling), self._model.shape.vocab_size), dtype=np.float32)
+        sampled = self._model.step(self._cache, arrays.rows, arrays.token_ids, arrays.sampling, logits)
+        self._observe_logits(_sampling_handles(rows), logits)
+        return sampled
+
+    def _outcomes(
+        self, rows: PlannedRows, arrays: StepArrays, sampled: npt.NDArray[np.int32]
+    ) -> tuple[list[SampledToken], list[RowError]]:
+        """Turn tokens into results; rows without one have failed."""
+        outcomes = zip(_sampling_handles(rows), sampled.tolist(), strict=True)
+        tokens = [SampledToken(handle, token_id) for handle, token_id in outcomes]
+        if not (sampled == NOT_FINITE).any():
+            return tokens, []
+        errors = [
+            RowError(token.handle, f"The model's logits at output position {position} are not finite.")
+            for token, position in zip(tokens, arrays.sampling["position"].tolist(), strict=True)
+            if token.token_id == NOT_FINITE
+        ]
+        self._requests.fail([error.handle for error in errors])
+        return [token for token in tokens if token.token_id != NOT_FINITE], errors
+
+    def _poison_fresh_blocks(self, plan: BatchPlan) -> None:
+        block_size = self._cache.shape.block_size
+        for request in plan.new_requests:
+            # The block in which a prefix hit ends is left whole: the inside of a block is the engine's affair.
+            num_kept = -(-request.num_computed_tokens // block_size)
+            self._cache.memory[list(request.block_ids[num_kept:])] = _POISON
+        for row in plan.rows:
+            self._cache.memory[list(row.new_block_ids)] = _POISON
+
+
+def _sampling_handles(rows: PlannedRows) -> list[Handle]:
+    if rows.is_sampling.all():
+        return rows.handles
+    return [handle for handle, is_sampling in zip(rows.handles, rows.is_sampling.tolist(), strict=True) if is_sampling]
