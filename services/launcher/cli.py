@@ -79,6 +79,13 @@ def _parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("replay", help="run a recorded plan log again and compare, or plan it differently")
     replay.add_argument("directory", type=Path, metavar="DIR", help="what `treadle serve --record` wrote")
     replay.add_argument("--model", default=None, metavar="TEXT", help="as for serve, when its files have moved")
+    replay.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="simulate the recorded arrivals under this policy instead, and print latencies; may be given again",
+    )
     replay.set_defaults(command=_replay)
 
     model = commands.add_parser("model", help="fetch models, or list them")
@@ -127,8 +134,10 @@ def _chat(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from services.launcher.replay import replay_plans
+    from services.launcher.replay import replay_arrivals, replay_plans
 
+    if arguments.policy:
+        return replay_arrivals(arguments.directory, arguments.policy)
     return replay_plans(arguments.directory, arguments.model, os.environ)
 
 

@@ -112,9 +112,10 @@ def replay_plans(directory: Path, model: str | None, environ: Mapping[str, str])
         return _run_on_worker(spec, _program(directory, "run", f"--worker={spec.address}"))
 
 
-def replay_arrivals(directory: Path, policy: str) -> int:
-    """Plan a log's arrivals again under another policy, in simulation; return the exit status."""
-    return subprocess.run(_program(directory, "simulate", f"--policy={policy}"), check=False).returncode
+def replay_arrivals(directory: Path, policies: Sequence[str]) -> int:
+    """Plan a log's arrivals again under other policies, in simulation, and print the latencies; return the status."""
+    flags = [f"--policy={policy}" for policy in policies]
+    return subprocess.run(_program(directory, "simulate", *flags), check=False).returncode
 
 
 def _program(directory: Path, *arguments: str) -> list[str]:

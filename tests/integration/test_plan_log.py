@@ -10,10 +10,11 @@ import pytest
 from services.common.errors import EngineError, ErrorReason
 from services.scheduler.plan_log.files import list_log_files, read_plan_log
 from services.scheduler.plan_log.streams import list_streams
+from services.scheduler.replay.arrivals import compare_policies
 from services.scheduler.replay.plans import check_log, replay_on_worker
 from tests.contract.test_scheduler_port import PROMPT, read_all, request
 from tests.fakes import fake_executor
-from tests.inner_mesh import InnerMesh, inner_mesh
+from tests.inner_mesh import InnerMesh, inner_mesh, until
 
 pytestmark = pytest.mark.usefixtures("no_leaked_tasks")
 
@@ -97,8 +98,12 @@ async def test_each_life_of_scheduler_and_worker_is_a_stream_of_its_own(tmp_path
         await mesh.stop("worker-0")
         await mesh.start_worker("worker-0")
         await run_many(mesh, 3, 10)
+        scheduler = mesh.scheduler
+        assert scheduler is not None
         await mesh.stop("scheduler")
+        await until(lambda: not scheduler.is_ready())
         await mesh.start_scheduler()
+        await until(scheduler.is_ready)
         await run_many(mesh, 4, 10)
         await mesh.stop("scheduler")
         await mesh.stop("worker-0")
@@ -113,6 +118,16 @@ async def test_redacted_log_is_refused(tmp_path: Path) -> None:
         assert "its tokens were left out" in await refusal(mesh)
     contents = b"".join(file.path.read_bytes() for file in list_log_files(tmp_path / "plans"))
     assert bytes(PROMPT[:4]) not in contents
+
+
+@pytest.mark.parametrize("is_redacted", [False, True])
+async def test_arrivals_are_planned_again_under_other_policies(tmp_path: Path, is_redacted: bool) -> None:
+    async with recorded_mesh(tmp_path, record_redact=is_redacted):
+        text = compare_policies(tmp_path / "plans", ["fcfs", "fair"])
+    assert text.startswith("12 requests on 1 workers\nstep time: ")
+    rows = [line.split() for line in text.splitlines()[-3:]]
+    assert [" ".join(row[:-10]) for row in rows] == ["recorded", "simulated fcfs", "simulated fair"]
+    assert {row[-10] for row in rows} == {"12"}
 
 
 async def test_other_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,3 +55,12 @@ def test_log_that_does_not_tell_its_worker_is_refused(tmp_path: Path, text: str 
 def test_directory_without_a_log_exits_with_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(tmp_path)]) == 2
     assert "holds no plan log" in capfd.readouterr().err
+    assert main(["replay", str(tmp_path), "--policy", "fair", "--policy", "fcfs"]) == 2
+    assert "holds no plan log" in capfd.readouterr().err
+
+
+def test_unknown_policy_exits_with_2_and_names_the_known_ones(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(tmp_path), "--policy", "luck"]) == 2
+    assert "'composed'" in capfd.readouterr().err
