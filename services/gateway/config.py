@@ -21,8 +21,8 @@ class GatewayConfig(ServiceConfig):
     model: str = ""
     """Path of the served model, for its tokenizer and chat template. Required."""
 
-    max_body_bytes: int = 32 << 20
-    """Largest request body, in bytes; the longest contexts fit as text many times over."""
+    max_body_bytes: int = 4 << 20
+    """Largest request body, in bytes. A million tokens fit as text; decoding more would hold up everybody else."""
 
     keep_alive_s: float = 15.0
     """Longest silence on a stream, in seconds; below the idle limits of usual proxies."""

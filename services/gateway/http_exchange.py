@@ -33,8 +33,8 @@ _ALWAYS_SERVED = frozenset({"/health", "/ready", "/metrics"})
 class HttpSettings:
     """What the operator decides about HTTP."""
 
-    max_body_bytes: int = 32 << 20
-    """Largest request body, in bytes; the longest contexts fit as text many times over."""
+    max_body_bytes: int = 4 << 20
+    """Largest request body, in bytes. A million tokens fit as text; decoding more would hold up everybody else."""
 
     keep_alive_s: float = 15.0
     """Longest silence on a stream, in seconds; below the idle limits of usual proxies."""

@@ -23,6 +23,7 @@ from services.gateway.ports import FinishReason
 from services.gateway.sse import DONE, SseStream, data_event
 from services.gateway.text_generator import TextGenerator
 from services.gateway.validated_request import Reply, Surface, ValidatedRequest
+from services.gateway.validation import unsupported
 
 _ID_PREFIXES = {Surface.CHAT: "chatcmpl-", Surface.COMPLETION: "cmpl-"}
 
@@ -89,9 +90,10 @@ class OpenAiGeneration:
         self, surface: Surface, fields: Mapping[str, object], ids: ExchangeIds, headers: Mapping[str, str]
     ) -> PreparedAnswer:
         is_chat = surface is Surface.CHAT
+        _refuse_idempotency_key(headers)
         validated = self._validator.chat(fields) if is_chat else self._validator.completion(fields)
         request_id = ids.name_generation(validated.request_id)
-        prepared = await self._generator.prepare(validated, request_id, _idempotency_key(headers))
+        prepared = await self._generator.prepare(validated, request_id)
         return PreparedAnswer(surface, self._head(surface, validated, request_id, prepared), validated.reply, prepared)
 
     def _head(
@@ -211,15 +213,11 @@ def _with_timeout(fields: Mapping[str, object], headers: Mapping[str, str]) -> M
         return {**fields, "timeout": header}
 
 
-def _idempotency_key(headers: Mapping[str, str]) -> str | None:
-    """Return the client's key for the scheduler.
+def _refuse_idempotency_key(headers: Mapping[str, str]) -> None:
+    """Refuse what would be a false promise: a retry under the key would run again.
 
     Raises:
-        EngineError: INVALID_REQUEST, when it is beyond the limit.
+        EngineError: UNSUPPORTED_PARAMETER.
     """
-    key = headers.get("idempotency-key")
-    if key is not None and not 1 <= len(key) <= 255:
-        raise EngineError(
-            ErrorReason.INVALID_REQUEST, "Idempotency-Key must have 1 to 255 characters.", field="Idempotency-Key"
-        )
-    return key
+    if "idempotency-key" in headers:
+        raise unsupported("Idempotency-Key", "is not served yet; leave the header out")

@@ -17,6 +17,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.generation import Backing
 from services.gateway.http_api import build_http_api
 from services.gateway.http_exchange import HttpSettings
+from services.gateway.http_protocol import HttpProtocol
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai_schema import RequestValidator
 from services.gateway.remote import RemoteScheduler
@@ -57,7 +58,7 @@ class GatewayService:
                 app,
                 host=config.http_host,
                 port=config.http_port,
-                http="httptools",
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 access_log=False,

@@ -54,26 +54,30 @@ class TextGenerator:
         """Return the time, in whole seconds since the epoch."""
         return self._backing.clock.unix_ms() // 1000
 
-    async def tokenize(self, prompt: Prompt) -> list[int]:
+    async def tokenize(self, prompt: Prompt, max_num_tokens: int | None = None) -> list[int]:
         """Turn a prompt into token ids; long texts on a thread.
 
+        Args:
+            prompt: What to tokenize.
+            max_num_tokens: A text that certainly has more is refused without the work of finding out how many.
+
         Raises:
-            EngineError: INVALID_REQUEST or UNSUPPORTED_PARAMETER naming the field, from tokenizer or template.
+            EngineError: INVALID_REQUEST or UNSUPPORTED_PARAMETER naming the field, from tokenizer or template;
+                PROMPT_TOO_LONG.
         """
         match prompt:
             case TokenPrompt(token_ids):
                 return list(token_ids)
             case ChatPrompt(messages, adds_generation_prompt, adds_special_tokens, field):
                 text = self._template.render(messages, add_generation_prompt=adds_generation_prompt)
-                return await self._tokenizer.encode_async(text, add_special_tokens=adds_special_tokens, field=field)
             case _:
-                return await self._tokenizer.encode_async(
-                    prompt.text, add_special_tokens=prompt.adds_special_tokens, field=prompt.field
-                )
+                text, adds_special_tokens, field = prompt.text, prompt.adds_special_tokens, prompt.field
+        num_tokens = self._tokenizer.min_num_tokens(text)
+        if max_num_tokens is not None and num_tokens > max_num_tokens:
+            raise _too_long(field, f"at least {num_tokens}", max_num_tokens)
+        return await self._tokenizer.encode_async(text, add_special_tokens=adds_special_tokens, field=field)
 
-    async def prepare(
-        self, validated: ValidatedRequest, request_id: str, idempotency_key: str | None = None
-    ) -> tuple[PreparedRequest, ...]:
+    async def prepare(self, validated: ValidatedRequest, request_id: str) -> tuple[PreparedRequest, ...]:
         """Turn every sample of every prompt into a scheduler request; submits nothing.
 
         Choices come in OpenAI's order: all samples of the first prompt, then those of the second.
@@ -81,7 +85,6 @@ class TextGenerator:
         Args:
             validated: The request.
             request_id: Its id; with several choices each gets ``#<index>`` appended.
-            idempotency_key: The client's.
 
         Raises:
             EngineError: PROMPT_TOO_LONG, INVALID_REQUEST, UNSUPPORTED_PARAMETER.
@@ -91,7 +94,7 @@ class TextGenerator:
         rule = self._output_rule(validated)
         prepared: list[PreparedRequest] = []
         for prompt in validated.prompts:
-            token_ids = tuple(await self.tokenize(prompt))
+            token_ids = tuple(await self.tokenize(prompt, max_num_tokens=validated.model.max_model_len))
             max_tokens = _max_tokens(validated.limit, len(token_ids), validated.model, prompt.field)
             wish = validated.sampling
             # Without the client's seed each prompt gets its own, so that equal prompts are independent samples.
@@ -101,7 +104,7 @@ class TextGenerator:
                 request = SchedulerRequest(
                     request_id=_choice_id(request_id, validated, len(prepared)),
                     tenant=self._settings.tenant,
-                    idempotency_key=idempotency_key,
+                    idempotency_key=None,
                     deadline_unix_ms=deadline_unix_ms,
                     priority=validated.priority,
                     cache_scope=self._settings.tenant,
@@ -163,17 +166,7 @@ def _max_tokens(limit: OutputLimit, num_prompt_tokens: int, model: ServedModel, 
         raise invalid(field, "has no tokens; write something to continue")
     num_left = model.max_model_len - num_prompt_tokens
     if num_left < 1:
-        text = (
-            f"{field} has {num_prompt_tokens} tokens; {model.name} takes {model.max_model_len} "
-            "for prompt and output together. Shorten the prompt."
-        )
-        raise EngineError(
-            ErrorReason.PROMPT_TOO_LONG,
-            text,
-            field=field,
-            num_prompt_tokens=str(num_prompt_tokens),
-            max_model_len=str(model.max_model_len),
-        )
+        raise _too_long(field, str(num_prompt_tokens), model.max_model_len)
     if limit.max_tokens is None:
         return num_left if limit.default is None else min(limit.default, num_left)
     if limit.max_tokens > num_left:
@@ -183,3 +176,17 @@ def _max_tokens(limit: OutputLimit, num_prompt_tokens: int, model: ServedModel, 
         )
         raise invalid(limit.field, problem)
     return limit.max_tokens
+
+
+def _too_long(field: str, num_prompt_tokens: str, max_model_len: int) -> EngineError:
+    text = (
+        f"{field} has {num_prompt_tokens} tokens; the model takes {max_model_len} for prompt and output together. "
+        "Shorten the prompt."
+    )
+    return EngineError(
+        ErrorReason.PROMPT_TOO_LONG,
+        text,
+        field=field,
+        num_prompt_tokens=num_prompt_tokens,
+        max_model_len=str(max_model_len),
+    )

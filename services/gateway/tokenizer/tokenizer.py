@@ -65,6 +65,7 @@ class Tokenizer:
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._special_id_by_text = {added[token_id].content: token_id for token_id in self._special_ids}
         self._bytes_by_id = {token_id: token.content.encode() for token_id, token in added.items()}
+        self._longest_token = max((len(token) for token in backend.get_vocab()), default=1)
         self._pool: ThreadPoolExecutor | None = None
 
     @property
@@ -150,6 +151,10 @@ class Tokenizer:
         """
         _check_unicode(text, field)
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def min_num_tokens(self, text: str) -> int:
+        """Give a lower bound of the number of tokens of ``text`` in no time: no token spells more than the longest."""
+        return -(-len(text) // self._longest_token)
 
     async def encode_async(self, text: str, *, add_special_tokens: bool, field: str = "prompt") -> list[int]:
         """Do what ``encode`` does without holding up the event loop: long texts go to a thread.

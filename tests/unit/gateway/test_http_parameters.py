@@ -116,14 +116,21 @@ async def test_deadline_comes_from_the_field_the_header_or_the_default():
     assert (response.status_code, response.json()["error"]["param"]) == (400, "timeout")
 
 
-async def test_idempotency_key_reaches_the_scheduler():
-    api = Api(speaker("x"))
-    await api.post("/v1/completions", {"prompt": "a"}, headers={"idempotency-key": "k1"})
-    assert api.scheduler.requests[0].idempotency_key == "k1"
-
-
 async def test_text_parts_of_a_message_are_joined():
     api = Api(speaker("x"))
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     response = await api.chat(messages=[{"role": "user", "content": parts}])
     assert response.json()["usage"]["prompt_tokens"] == len("user:a\nb\nassistant:")
+
+
+async def test_text_that_cannot_fit_is_refused_before_it_is_tokenized():
+    api = Api(speaker("x"))
+    response = await api.complete(prompt="a" * 1_000_000)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "at least" in response.json()["error"]["message"]
+
+
+async def test_idempotency_key_is_refused_rather_than_ignored():
+    api = Api(speaker("x"))
+    response = await api.post("/v1/completions", b'{"prompt":"a"}', headers={"idempotency-key": "k"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "Idempotency-Key")

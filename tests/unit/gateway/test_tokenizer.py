@@ -106,3 +106,8 @@ def test_pieces_stand_for_their_bytes(coding, piece, expected):
 
 def test_byte_level_alphabet_covers_every_byte_once(tokenizer):
     assert sorted(tokenizer.token_bytes(token_id) for token_id in range(3, 259)) == [bytes([b]) for b in range(256)]
+
+
+@pytest.mark.parametrize("text", ["", "a", "hello world " * 50, "é" * 99, "  \n\n" * 40])
+def test_lower_bound_of_the_number_of_tokens_holds(tokenizer, text):
+    assert tokenizer.min_num_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False))
