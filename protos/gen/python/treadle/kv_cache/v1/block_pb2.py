@@ -24,13 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftreadle/kv_cache/v1/block.proto\x12\x13treadle.kv_cache.v1\"B\n\nBlockTable\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0b\x62lock_epoch\x18\x02 \x01(\x04\x12\x11\n\tblock_ids\x18\x03 \x03(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftreadle/kv_cache/v1/block.proto\x12\x13treadle.kv_cache.v1\"B\n\nBlockTable\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0b\x62lock_epoch\x18\x02 \x01(\x04\x12\x11\n\tblock_ids\x18\x03 \x03(\r\"g\n\tBlockCopy\x12\x35\n\tdirection\x18\x01 \x01(\x0e\x32\".treadle.kv_cache.v1.CopyDirection\x12\x10\n\x08\x62lock_id\x18\x02 \x01(\r\x12\x11\n\thost_slot\x18\x03 \x01(\r*i\n\rCopyDirection\x12\x1e\n\x1a\x43OPY_DIRECTION_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x43OPY_DIRECTION_TO_HOST\x10\x01\x12\x1c\n\x18\x43OPY_DIRECTION_TO_DEVICE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'treadle.kv_cache.v1.block_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_COPYDIRECTION']._serialized_start=229
+  _globals['_COPYDIRECTION']._serialized_end=334
   _globals['_BLOCKTABLE']._serialized_start=56
   _globals['_BLOCKTABLE']._serialized_end=122
+  _globals['_BLOCKCOPY']._serialized_start=124
+  _globals['_BLOCKCOPY']._serialized_end=227
 # @@protoc_insertion_point(module_scope)

@@ -46,20 +46,22 @@ class SessionRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[SchedulerHello, _Mapping]] = ..., sequence: _Optional[int] = ..., close_pools: _Optional[_Iterable[str]] = ..., open_pools: _Optional[_Iterable[_Union[PoolSpec, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., release_handles: _Optional[_Iterable[int]] = ..., reserves: _Optional[_Iterable[_Union[Reserve, _Mapping]]] = ..., admits: _Optional[_Iterable[_Union[Admit, _Mapping]]] = ...) -> None: ...
 
 class PoolSpec(_message.Message):
-    __slots__ = ("pool", "num_blocks", "block_size", "model", "weight_version", "worker_epoch")
+    __slots__ = ("pool", "num_blocks", "block_size", "model", "weight_version", "worker_epoch", "num_host_blocks")
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     pool: str
     num_blocks: int
     block_size: int
     model: str
     weight_version: str
     worker_epoch: int
-    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., model: _Optional[str] = ..., weight_version: _Optional[str] = ..., worker_epoch: _Optional[int] = ...) -> None: ...
+    num_host_blocks: int
+    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., model: _Optional[str] = ..., weight_version: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., num_host_blocks: _Optional[int] = ...) -> None: ...
 
 class Admit(_message.Message):
     __slots__ = ("handle", "pool", "cache_scope", "token_ids", "num_tokens", "request_id", "tenant")
@@ -98,20 +100,30 @@ class Commit(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("sequence", "kv_cache_epoch", "opened_pools", "admitted", "reserved", "denied")
+    __slots__ = ("sequence", "kv_cache_epoch", "opened_pools", "admitted", "reserved", "denied", "block_copies")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     OPENED_POOLS_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     DENIED_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COPIES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     kv_cache_epoch: int
     opened_pools: _containers.RepeatedCompositeFieldContainer[OpenedPool]
     admitted: _containers.RepeatedCompositeFieldContainer[Admitted]
     reserved: _containers.RepeatedCompositeFieldContainer[Reserved]
     denied: _containers.RepeatedCompositeFieldContainer[Denied]
-    def __init__(self, sequence: _Optional[int] = ..., kv_cache_epoch: _Optional[int] = ..., opened_pools: _Optional[_Iterable[_Union[OpenedPool, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., denied: _Optional[_Iterable[_Union[Denied, _Mapping]]] = ...) -> None: ...
+    block_copies: _containers.RepeatedCompositeFieldContainer[PoolCopies]
+    def __init__(self, sequence: _Optional[int] = ..., kv_cache_epoch: _Optional[int] = ..., opened_pools: _Optional[_Iterable[_Union[OpenedPool, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., denied: _Optional[_Iterable[_Union[Denied, _Mapping]]] = ..., block_copies: _Optional[_Iterable[_Union[PoolCopies, _Mapping]]] = ...) -> None: ...
+
+class PoolCopies(_message.Message):
+    __slots__ = ("pool", "copies")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    copies: _containers.RepeatedCompositeFieldContainer[_block_pb2.BlockCopy]
+    def __init__(self, pool: _Optional[str] = ..., copies: _Optional[_Iterable[_Union[_block_pb2.BlockCopy, _Mapping]]] = ...) -> None: ...
 
 class OpenedPool(_message.Message):
     __slots__ = ("pool", "block_epoch")
@@ -164,7 +176,7 @@ class GetUsageResponse(_message.Message):
     def __init__(self, pools: _Optional[_Iterable[_Union[PoolUsage, _Mapping]]] = ...) -> None: ...
 
 class PoolUsage(_message.Message):
-    __slots__ = ("pool", "num_blocks", "num_free", "num_cached", "num_held", "num_leases", "num_query_tokens", "num_hit_tokens", "num_protected", "num_lease_slots", "num_unused_slots", "num_free_runs", "longest_free_run", "free_run_blocks", "block_lifetime_ms", "idle_before_evict_ms", "reuse_gap_ms", "tenants")
+    __slots__ = ("pool", "num_blocks", "num_free", "num_cached", "num_held", "num_leases", "num_query_tokens", "num_hit_tokens", "num_protected", "num_lease_slots", "num_unused_slots", "num_free_runs", "longest_free_run", "free_run_blocks", "block_lifetime_ms", "idle_before_evict_ms", "reuse_gap_ms", "tenants", "num_host_blocks", "num_host_cached", "num_restored")
     POOL_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +195,9 @@ class PoolUsage(_message.Message):
     IDLE_BEFORE_EVICT_MS_FIELD_NUMBER: _ClassVar[int]
     REUSE_GAP_MS_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HOST_CACHED_FIELD_NUMBER: _ClassVar[int]
+    NUM_RESTORED_FIELD_NUMBER: _ClassVar[int]
     pool: str
     num_blocks: int
     num_free: int
@@ -201,7 +216,10 @@ class PoolUsage(_message.Message):
     idle_before_evict_ms: Histogram
     reuse_gap_ms: Histogram
     tenants: _containers.RepeatedCompositeFieldContainer[TenantUsage]
-    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_free: _Optional[int] = ..., num_cached: _Optional[int] = ..., num_held: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., num_protected: _Optional[int] = ..., num_lease_slots: _Optional[int] = ..., num_unused_slots: _Optional[int] = ..., num_free_runs: _Optional[int] = ..., longest_free_run: _Optional[int] = ..., free_run_blocks: _Optional[_Union[Histogram, _Mapping]] = ..., block_lifetime_ms: _Optional[_Union[Histogram, _Mapping]] = ..., idle_before_evict_ms: _Optional[_Union[Histogram, _Mapping]] = ..., reuse_gap_ms: _Optional[_Union[Histogram, _Mapping]] = ..., tenants: _Optional[_Iterable[_Union[TenantUsage, _Mapping]]] = ...) -> None: ...
+    num_host_blocks: int
+    num_host_cached: int
+    num_restored: int
+    def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_free: _Optional[int] = ..., num_cached: _Optional[int] = ..., num_held: _Optional[int] = ..., num_leases: _Optional[int] = ..., num_query_tokens: _Optional[int] = ..., num_hit_tokens: _Optional[int] = ..., num_protected: _Optional[int] = ..., num_lease_slots: _Optional[int] = ..., num_unused_slots: _Optional[int] = ..., num_free_runs: _Optional[int] = ..., longest_free_run: _Optional[int] = ..., free_run_blocks: _Optional[_Union[Histogram, _Mapping]] = ..., block_lifetime_ms: _Optional[_Union[Histogram, _Mapping]] = ..., idle_before_evict_ms: _Optional[_Union[Histogram, _Mapping]] = ..., reuse_gap_ms: _Optional[_Union[Histogram, _Mapping]] = ..., tenants: _Optional[_Iterable[_Union[TenantUsage, _Mapping]]] = ..., num_host_blocks: _Optional[int] = ..., num_host_cached: _Optional[int] = ..., num_restored: _Optional[int] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("counts", "total")

@@ -40,6 +40,8 @@ class KVCacheServiceStub(object):
     later addition.)
     - Admits of one pool are in the scheduler's order of precedence: once one is denied for CAPACITY, those behind it are
     denied too, except what is within its tenant's reservation. TENANT_LIMIT holds up only that tenant's later admits.
+    - A response's block_copies are for the next plan of their worker and before any of its rows, in this order, whatever
+    becomes of the requests. They are told once. A new hello voids what a lost one may have moved.
     - When this process dies, pools are gone: the scheduler recomputes.
     """
 
@@ -76,6 +78,8 @@ class KVCacheServiceServicer(object):
     later addition.)
     - Admits of one pool are in the scheduler's order of precedence: once one is denied for CAPACITY, those behind it are
     denied too, except what is within its tenant's reservation. TENANT_LIMIT holds up only that tenant's later admits.
+    - A response's block_copies are for the next plan of their worker and before any of its rows, in this order, whatever
+    becomes of the requests. They are told once. A new hello voids what a lost one may have moved.
     - When this process dies, pools are gone: the scheduler recomputes.
     """
 
@@ -129,6 +133,8 @@ class KVCacheService(object):
     later addition.)
     - Admits of one pool are in the scheduler's order of precedence: once one is denied for CAPACITY, those behind it are
     denied too, except what is within its tenant's reservation. TENANT_LIMIT holds up only that tenant's later admits.
+    - A response's block_copies are for the next plan of their worker and before any of its rows, in this order, whatever
+    becomes of the requests. They are told once. A new hello voids what a lost one may have moved.
     - When this process dies, pools are gone: the scheduler recomputes.
     """
 

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class BatchPlan(_message.Message):
-    __slots__ = ("plan_id", "prev_hash", "scheduler_epoch", "finished_handles", "new_requests", "steady_handles", "rows")
+    __slots__ = ("plan_id", "prev_hash", "scheduler_epoch", "finished_handles", "new_requests", "steady_handles", "rows", "block_copies")
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     PREV_HASH_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class BatchPlan(_message.Message):
     NEW_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     STEADY_HANDLES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COPIES_FIELD_NUMBER: _ClassVar[int]
     plan_id: int
     prev_hash: bytes
     scheduler_epoch: int
@@ -24,7 +25,8 @@ class BatchPlan(_message.Message):
     new_requests: _containers.RepeatedCompositeFieldContainer[NewRequest]
     steady_handles: _containers.RepeatedScalarFieldContainer[int]
     rows: _containers.RepeatedCompositeFieldContainer[ScheduledRow]
-    def __init__(self, plan_id: _Optional[int] = ..., prev_hash: _Optional[bytes] = ..., scheduler_epoch: _Optional[int] = ..., finished_handles: _Optional[_Iterable[int]] = ..., new_requests: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., steady_handles: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[_Union[ScheduledRow, _Mapping]]] = ...) -> None: ...
+    block_copies: _containers.RepeatedCompositeFieldContainer[_block_pb2.BlockCopy]
+    def __init__(self, plan_id: _Optional[int] = ..., prev_hash: _Optional[bytes] = ..., scheduler_epoch: _Optional[int] = ..., finished_handles: _Optional[_Iterable[int]] = ..., new_requests: _Optional[_Iterable[_Union[NewRequest, _Mapping]]] = ..., steady_handles: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[_Union[ScheduledRow, _Mapping]]] = ..., block_copies: _Optional[_Iterable[_Union[_block_pb2.BlockCopy, _Mapping]]] = ...) -> None: ...
 
 class NewRequest(_message.Message):
     __slots__ = ("handle", "request_id", "token_ids", "num_prompt_tokens", "sampling", "sample_index", "block_table", "num_computed_tokens")
