@@ -15,6 +15,7 @@ from services.kv_cache.core import (
     Admit,
     AdmitGranted,
     Commit,
+    CopyDirection,
     DenialReason,
     Denied,
     KVCacheManager,
@@ -47,16 +48,32 @@ class KVCacheMachine(RuleBasedStateMachine):
 
     hash_bytes = 32
     has_quotas = False
+    num_host_blocks = 0
+    worker_epoch = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.manager = KVCacheManager(epoch=1, prefix_hash=lambda preimage: sha256(preimage)[: self.hash_bytes])
-        self.manager.open_pool(PoolSpec(POOL, NUM_BLOCKS, BLOCK_SIZE, "m", "v"))
         self.leases: dict[int, ModelLease] = {}
         self.prefix_by_block: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.prefix_by_slot: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.open_pool()
         self.num_handles = 0
         self.findable: set[bytes] = set()
         self.next_event = 1
+
+    def open_pool(self) -> None:
+        self.manager.open_pool(
+            PoolSpec(POOL, NUM_BLOCKS, BLOCK_SIZE, "m", "v", self.worker_epoch, self.num_host_blocks)
+        )
+
+    def copy_blocks(self) -> None:
+        """Do as a worker: what is copied must be there, and is not where it was any more."""
+        for copy in self.manager.pool(POOL).host_tier.take_copies():
+            if copy.direction is CopyDirection.TO_HOST:
+                self.prefix_by_slot[copy.host_slot] = self.prefix_by_block.pop(copy.block_id)
+            else:
+                self.prefix_by_block[copy.block_id] = self.prefix_by_slot.pop(copy.host_slot)
 
     def num_held(self) -> int:
         return len({block_id for lease in self.leases.values() for block_id in lease.block_ids})
@@ -73,6 +90,7 @@ class KVCacheMachine(RuleBasedStateMachine):
             assert grant.num_blocks_needed <= num_blocks
             return
         assert isinstance(grant, AdmitGranted)
+        self.copy_blocks()
         assert len(grant.block_ids) == num_blocks
         assert grant.num_cached_tokens % BLOCK_SIZE == 0
         assert grant.num_cached_tokens < len(token_ids)
@@ -110,6 +128,7 @@ class KVCacheMachine(RuleBasedStateMachine):
             assert (grant.num_free_blocks, grant.num_blocks_needed) == (num_free, num_blocks)
             assert num_free < num_blocks or self.has_quotas
             return
+        self.copy_blocks()
         for block_id in grant.block_ids:
             assert all(block_id not in lease.block_ids for lease in self.leases.values())
             self.prefix_by_block.pop(block_id, None)
@@ -126,9 +145,13 @@ class KVCacheMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         if self.num_handles % 7 == 6:
-            self.manager.open_pool(PoolSpec(POOL, NUM_BLOCKS, BLOCK_SIZE, "m", "v"))
+            self.open_pool()
             self.leases.clear()
-            self.prefix_by_block.clear()
+            self.lose_memory()
+
+    def lose_memory(self) -> None:
+        self.prefix_by_block.clear()
+        self.prefix_by_slot.clear()
 
     @invariant()
     def laws_hold(self) -> None:
@@ -164,6 +187,28 @@ class KVCacheMachine(RuleBasedStateMachine):
 
 class ShortHashMachine(KVCacheMachine):
     hash_bytes = 1
+
+
+class HostTierMachine(KVCacheMachine):
+    """With a host tier, and a worker that outlives sessions, the last copies of which it may not have heard of."""
+
+    num_host_blocks = 4
+    worker_epoch = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.restored_blocks: set[int] = set()
+
+    def copy_blocks(self) -> None:
+        before = set(self.prefix_by_block)
+        super().copy_blocks()
+        self.restored_blocks = (self.restored_blocks & before) | (self.prefix_by_block.keys() - before)
+
+    def lose_memory(self) -> None:
+        self.prefix_by_slot.clear()
+        for block_id in self.restored_blocks:
+            self.prefix_by_block.pop(block_id, None)
+        self.restored_blocks.clear()
 
 
 class QuotaMachine(KVCacheMachine):
@@ -212,5 +257,7 @@ TestKVCacheManager = pytest.mark.slow(KVCacheMachine.TestCase)
 TestKVCacheManager.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestKVCacheManagerWithShortHash = pytest.mark.slow(ShortHashMachine.TestCase)
 TestKVCacheManagerWithShortHash.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestKVCacheManagerWithHostTier = pytest.mark.slow(HostTierMachine.TestCase)
+TestKVCacheManagerWithHostTier.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestKVCacheManagerWithQuotas = pytest.mark.slow(QuotaMachine.TestCase)
 TestKVCacheManagerWithQuotas.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)

@@ -5,7 +5,9 @@ from services.kv_cache.core.manager import KVCacheManager, ManagerSettings
 from services.kv_cache.core.messages import (
     Admit,
     AdmitGranted,
+    BlockCopy,
     Commit,
+    CopyDirection,
     Denied,
     KVMessage,
     KVReply,
@@ -19,7 +21,9 @@ from services.kv_cache.core.quotas import QuotaRule, Quotas
 __all__ = [
     "Admit",
     "AdmitGranted",
+    "BlockCopy",
     "Commit",
+    "CopyDirection",
     "DenialReason",
     "Denied",
     "KVCacheManager",

@@ -2,7 +2,8 @@
 
 A *block* is a place: ``block_size`` token slots on one worker. A *content* is a meaning: these tokens, after exactly
 that chain of earlier contents. A block that is full and computed may carry a content; when the block is evicted the
-two part. A content without a block is kept while something needs it as a parent (see :mod:`prefix_cache`).
+two part, or the content moves to the host tier (see :mod:`host_tier`), whose slots are places too. A content without
+a place is kept while something needs it as a parent (see :mod:`prefix_cache`).
 """
 
 from typing import TYPE_CHECKING, NewType
@@ -63,18 +64,25 @@ class BlockContent:
         parent: The content of the block before; None for the root of a cache domain.
         block_hash: Chained hash of this content, its key in the index.
         key: What it adds to its parent: the token ids as little-endian uint32. For a root, the encoded cache domain.
-        block: Where the KV of these tokens lies, or None when it was evicted.
-        num_pins: Child contents, plus leases whose chain ends here. A content with neither pins nor block is dropped.
+        block: Where the KV of these tokens lies on the device; None when it was evicted.
+        host_slot: Where it lies in the host tier; None when it does not. Never both, see :mod:`host_tier`.
+        num_pins: Child contents, plus leases whose chain ends here. A content with neither pins nor a place is dropped.
         has_come_back: Whether it was wanted again, which earns it a place in the protected segment
             (see :mod:`eviction_order`).
     """
 
-    __slots__ = ("block", "block_hash", "has_come_back", "key", "num_pins", "parent")
+    __slots__ = ("block", "block_hash", "has_come_back", "host_slot", "key", "num_pins", "parent")
 
     def __init__(self, parent: "BlockContent | None", block_hash: bytes, key: bytes) -> None:
         self.parent = parent
         self.block_hash = block_hash
         self.key = key
         self.block: Block | None = None
+        self.host_slot: Block | None = None
         self.num_pins = 0
         self.has_come_back = False
+
+    @property
+    def place(self) -> Block | None:
+        """Block or host slot that holds it."""
+        return self.block if self.block is not None else self.host_slot

@@ -6,6 +6,7 @@
 4. Free list: exactly the blocks without holder, each once, linked both ways.
 5. One writer: a block that is not full and computed for a lease is in no other block table and carries no content.
 6. Index: block and content name each other; every content is found by its hash below a live parent; pins add up.
+7. Host tier: each slot is in its order of eviction once; slot and content name each other; no content is in two places.
 """
 
 from collections import Counter
@@ -25,6 +26,7 @@ def check_pool(pool: Pool) -> None:
     _check_holders(pool)
     _check_accounts(pool)
     _check_index(pool)
+    _check_host_tier(pool)
 
 
 def _check_partition(pool: Pool) -> None:
@@ -115,6 +117,19 @@ def _check_index(pool: Pool) -> None:
 
 def _check_content(content: BlockContent, num_pins: int) -> None:
     require(content.num_pins == num_pins, "the pins of a content add up", num_pins=num_pins, counted=content.num_pins)
-    require(num_pins > 0 or content.block is not None, "a content that nothing needs is dropped")
-    is_mutual = content.block is None or content.block.content is content
-    require(is_mutual, "a content and its block name each other")
+    require(num_pins > 0 or content.place is not None, "a content that nothing needs is dropped")
+    require(content.block is None or content.host_slot is None, "a content is in one place")
+    is_mutual = content.place is None or content.place.content is content
+    require(is_mutual, "a content and its place name each other")
+
+
+def _check_host_tier(pool: Pool) -> None:
+    tier = pool.host_tier
+    listed = [slot.block_id for slot in tier.order]
+    require(sorted(listed) == list(range(pool.spec.num_host_blocks)), "each host slot is in the order once")
+    num_cached = 0
+    for slot in tier.slots:
+        is_mutual = slot.content is None or slot.content.host_slot is slot
+        require(is_mutual and slot.ref_count == 0, "a host slot and its content name each other", slot=slot.block_id)
+        num_cached += slot.content is not None
+    require(num_cached == tier.num_cached, "the host tier counts what it holds", counted=num_cached)

@@ -99,7 +99,10 @@ class KVCacheManager:
                 reserved.append(answer)
         admitted, denied_admits = self._apply_admits(message.admits)
         denied += denied_admits
-        return KVReply(message.sequence, pool_epochs, tuple(admitted), tuple(reserved), tuple(denied))
+        block_copies = tuple(
+            (name, copies) for name, pool in self._pool_by_name.items() if (copies := pool.host_tier.take_copies())
+        )
+        return KVReply(message.sequence, pool_epochs, tuple(admitted), tuple(reserved), tuple(denied), block_copies)
 
     def open_pool(self, spec: PoolSpec) -> int:
         """Open a pool; one that is open under this name loses its leases.

@@ -6,6 +6,7 @@ are uint32. All values are immutable; the wire adapter builds them from protobuf
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from services.kv_cache.core.ledger import DenialReason
 
@@ -16,7 +17,8 @@ class PoolSpec:
 
     ``num_blocks`` counts the null block, so ``num_blocks - 1`` are usable; ``block_size`` is in token slots. ``model``
     and ``weight_version`` scope the prefix index. ``worker_epoch`` is the life of the worker whose memory it is: a pool
-    that is opened again for the same life keeps what is cached; 0 is unknown, and keeps nothing.
+    that is opened again for the same life keeps what is cached; 0 is unknown, and keeps nothing. ``num_host_blocks``
+    are the blocks that the worker's host memory holds besides; 0 is no host tier.
     """
 
     pool: str
@@ -25,6 +27,7 @@ class PoolSpec:
     model: str
     weight_version: str
     worker_epoch: int = 0
+    num_host_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,22 @@ class Denied:
     reclaim_handles: tuple[int, ...] = ()
 
 
+class CopyDirection(Enum):
+    """Which way a block's bytes go."""
+
+    TO_HOST = "to_host"
+    TO_DEVICE = "to_device"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Bytes that a worker is to copy between a block of its device and a slot of its host memory."""
+
+    direction: CopyDirection
+    block_id: int
+    host_slot: int
+
+
 @dataclass(frozen=True, slots=True)
 class KVMessage:
     """Everything a scheduler has to say since its last message.
@@ -114,13 +133,18 @@ class KVMessage:
 
 @dataclass(frozen=True, slots=True)
 class KVReply:
-    """The answer to the message of the same ``sequence``: each reserve and admit is granted or denied, none is left."""
+    """The answer to the message of the same ``sequence``: each reserve and admit is granted or denied, none is left.
+
+    ``block_copies`` are, by pool, what its worker must copy before any row that is planned from now on, in this order,
+    whatever becomes of the requests that they were decided for.
+    """
 
     sequence: int
     pool_epochs: tuple[tuple[str, int], ...] = ()
     admitted: tuple[AdmitGranted, ...] = ()
     reserved: tuple[ReserveGranted, ...] = ()
     denied: tuple[Denied, ...] = ()
+    block_copies: tuple[tuple[str, tuple[BlockCopy, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +152,8 @@ class PoolUsage:
     """Figures of one pool. ``num_free + num_cached + num_held + 1 == num_blocks``, the one being the null block.
 
     ``num_cached`` blocks hold reusable content and no lease; they can be handed out as the free ones can.
-    ``hit_tokens`` of ``query_tokens`` known tokens of granted admissions needed no computation.
+    ``hit_tokens`` of ``query_tokens`` known tokens of granted admissions needed no computation. ``num_host_cached`` of
+    the ``num_host_blocks`` of the host tier hold content; ``num_restored`` blocks were brought back from it so far.
     """
 
     num_blocks: int
@@ -138,3 +163,6 @@ class PoolUsage:
     num_leases: int
     hit_tokens: int
     query_tokens: int
+    num_host_blocks: int = 0
+    num_host_cached: int = 0
+    num_restored: int = 0

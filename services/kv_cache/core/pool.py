@@ -7,6 +7,7 @@ from services.kv_cache.core.block import Block, BlockContent
 from services.kv_cache.core.block_pool import BlockPool
 from services.kv_cache.core.events import BlockRemoved, BlockStored, EventLog, PoolCleared
 from services.kv_cache.core.figures import BlockAges, Fragmentation, Histogram, Now, free_run_lengths
+from services.kv_cache.core.host_tier import HostTier
 from services.kv_cache.core.lease import Lease
 from services.kv_cache.core.ledger import Account, DenialReason, Ledger
 from services.kv_cache.core.messages import (
@@ -52,6 +53,7 @@ class Pool:
         self.prefix_cache = PrefixCache(spec.block_size, prefix_hash)
         self.ages = BlockAges(now)
         self.block_pool = BlockPool(spec.num_blocks, self._evict, protected_ratio, self.ages)
+        self.host_tier = HostTier(spec.num_host_blocks, protected_ratio)
         self.ledger = Ledger(spec.model, spec.num_blocks - 1, quotas)
         self.lease_by_handle: dict[int, Lease] = {}
         self._events = events
@@ -63,26 +65,31 @@ class Pool:
         """Open a lease whose leading blocks are shared with the longest matching prefix.
 
         The hit never covers the last known token: computing it is what yields the next one. So at most
-        ``(len(token_ids) - 1) // block_size`` blocks are matched.
+        ``(len(token_ids) - 1) // block_size`` blocks are matched, and those in the host tier brought back to new ones.
         """
         block_size = self.spec.block_size
         domain = CacheDomain(self.spec.model, self.spec.weight_version, adapter="", cache_scope=ask.cache_scope)
         max_hit_blocks = (len(ask.token_ids) - 1) // block_size
-        hit_blocks = self.prefix_cache.match(domain, ask.token_ids, max_hit_blocks)
+        places = self.prefix_cache.match(domain, ask.token_ids, max_hit_blocks)
+        cached_blocks = [place for place in places if not _is_host_slot(place)]
         # Matched blocks that nobody holds are among the available ones, but are not to be handed out as new ones.
-        num_revived = sum(block.ref_count == 0 for block in hit_blocks)
-        num_new_blocks = self._num_blocks_for(ask.num_tokens) - len(hit_blocks)
+        num_revived = sum(block.ref_count == 0 for block in cached_blocks)
+        num_blocks = self._num_blocks_for(ask.num_tokens)
+        num_new_blocks = num_blocks - len(cached_blocks)
         account = self.ledger.account(ask.tenant)
-        denied = self._judge(
-            ask.handle, account, len(hit_blocks) + num_new_blocks, num_revived + num_new_blocks, num_new_blocks
-        )
+        denied = self._judge(ask.handle, account, num_blocks, num_revived + num_new_blocks, num_new_blocks)
         if denied is not None:
             self.ledger.close_if_idle(account)
             return denied
 
-        # Share before allocating, so that the matched blocks are out of the eviction's reach.
-        self.block_pool.share(hit_blocks, account)
-        blocks = hit_blocks + self.block_pool.allocate(num_new_blocks, account)
+        # Share and withhold before allocating, so that what was matched is out of the eviction's reach.
+        self.block_pool.share(cached_blocks, account)
+        self.host_tier.withhold(place for place in places if _is_host_slot(place))
+        new_blocks = iter(self.block_pool.allocate(num_new_blocks, account))
+        hit_blocks = [
+            self.host_tier.restore(place, next(new_blocks)) if _is_host_slot(place) else place for place in places
+        ]
+        blocks = [*hit_blocks, *new_blocks]
         self.lease_by_handle[ask.handle] = Lease(
             handle=ask.handle,
             request_id=ask.request_id,
@@ -137,7 +144,7 @@ class Pool:
                 self.prefix_cache.unpin(parent)
                 continue
             self.prefix_cache.move_pin(parent, content)
-            if block.content is content:
+            if block.content is content and not self.host_tier.release_slot_of(content):
                 self._events.append(BlockStored(self.spec.pool, content.block_hash, parent.block_hash))
 
     def release(self, handle: int) -> None:
@@ -150,9 +157,14 @@ class Pool:
         self.ledger.close_if_idle(lease.account)
 
     def begin_anew(self, block_epoch: int) -> None:
-        """Open again for another session: all leases end, what is cached stays."""
+        """Open again for another session: all leases end, what is certain to be cached stays."""
         for handle in list(self.lease_by_handle):
             self.release(handle)
+        for place in self.host_tier.void():
+            order = self.host_tier.order if _is_host_slot(place) else self.block_pool.free_list
+            order.remove(place)
+            self._drop(place)
+            order.push(place)
         self.block_epoch = block_epoch
 
     def clear(self) -> None:
@@ -164,7 +176,7 @@ class Pool:
         return [
             BlockStored(self.spec.pool, content.block_hash, content.parent.block_hash)
             for content in self.prefix_cache.contents.values()
-            if content.block is not None and content.parent is not None
+            if content.place is not None and content.parent is not None
         ]
 
     def usage(self) -> PoolUsage:
@@ -178,6 +190,9 @@ class Pool:
             num_leases=len(self.lease_by_handle),
             hit_tokens=self._hit_tokens,
             query_tokens=self._query_tokens,
+            num_host_blocks=len(self.host_tier.slots),
+            num_host_cached=self.host_tier.num_cached,
+            num_restored=self.host_tier.num_restored,
         )
 
     def fragmentation(self) -> Fragmentation:
@@ -256,10 +271,27 @@ class Pool:
         return content
 
     def _evict(self, block: Block) -> None:
-        assert block.content is not None
-        block_hash = block.content.block_hash
-        self.prefix_cache.evict(block)
+        """Part a block from its content, which goes to the host tier if there is a slot, at the cost of another one."""
+        slot = self.host_tier.take_slot()
+        if slot is None:
+            self._drop(block)
+            return
+        if slot.content is not None:
+            self._drop(slot)
+        self.host_tier.offload(block, slot)
+
+    def _drop(self, place: Block) -> None:
+        """Part a block or host slot from its content for good."""
+        assert place.content is not None
+        block_hash = place.content.block_hash
+        self.prefix_cache.evict(place)
+        self.host_tier.note_dropped(place)
         self._events.append(BlockRemoved(self.spec.pool, block_hash))
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.spec.block_size)
+
+
+def _is_host_slot(place: Block) -> bool:
+    """Tell a slot of the host tier from a block, by its content."""
+    return place.content is not None and place.content.host_slot is place

@@ -9,9 +9,9 @@ Two decisions follow from block tables being append-only:
 
 - *First one in wins.* When two requests compute the same tokens side by side, the content keeps the first block; the
   second request's block stays private to it.
-- *A content may be without block.* The second request's further blocks hang below the shared content, whose block may
-  be evicted once the first request is gone. The content then stays, without block, as long as it has pins; a match ends
-  there, and whoever computes these tokens next gives it a block again.
+- *A content may be without a place.* The second request's further blocks hang below the shared content, whose block
+  may be evicted once the first request is gone. The content then stays, without a place, as long as it has pins; a
+  match ends there, and whoever computes these tokens next gives it a block again.
 """
 
 from collections.abc import Sequence
@@ -46,16 +46,20 @@ class PrefixCache:
         return self._content_by_hash
 
     def match(self, domain: CacheDomain, token_ids: Sequence[int], max_blocks: int) -> list[Block]:
-        """Find the longest cached run of leading full blocks of ``token_ids``, ``max_blocks`` at most. Pure."""
+        """Find the longest cached run of leading full blocks of ``token_ids``, ``max_blocks`` at most. Pure.
+
+        Returns:
+            The places of their contents, blocks and host slots, in order.
+        """
         content = self._root_by_key.get(domain_preimage(domain))
         blocks: list[Block] = []
         while content is not None and len(blocks) < max_blocks:
             start = len(blocks) * self._block_size
             key = pack_token_ids(token_ids[start : start + self._block_size])
             content = self._find(content, key, self._hash(content, key))
-            if content is None or content.block is None:
+            if content is None or (place := content.place) is None:
                 break
-            blocks.append(content.block)
+            blocks.append(place)
         return blocks
 
     def pin_root(self, domain: CacheDomain) -> BlockContent:
@@ -99,11 +103,11 @@ class PrefixCache:
         return content
 
     def evict(self, block: Block) -> None:
-        """Part ``block`` from its content; the content goes too unless it is pinned."""
+        """Part ``block``, which may be a host slot, from its content; the content goes too unless it is pinned."""
         content = block.content
-        require(content is not None and content.block is block, "an evicted block has content", block_id=block.block_id)
+        require(content is not None and content.place is block, "an evicted block has content", block_id=block.block_id)
         assert content is not None
-        block.content = content.block = None
+        block.content = content.block = content.host_slot = None
         self._drop_unused(content)
 
     def _hash(self, parent: BlockContent, key: bytes) -> bytes:
@@ -118,7 +122,7 @@ class PrefixCache:
     def _drop_unused(self, content: BlockContent) -> None:
         """Drop ``content`` when nothing needs it, then its ancestors that were needed by nothing else."""
         current: BlockContent | None = content
-        while current is not None and current.num_pins == 0 and current.block is None:
+        while current is not None and current.num_pins == 0 and current.place is None:
             parent = current.parent
             if parent is None:
                 del self._root_by_key[current.key]

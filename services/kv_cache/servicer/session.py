@@ -16,7 +16,7 @@ from services.common.rpc.server import RpcServer
 from services.kv_cache.core.figures import Histogram
 from services.kv_cache.core.ledger import DenialReason
 from services.kv_cache.core.manager import KVCacheManager
-from services.kv_cache.core.messages import Admit, Commit, KVMessage, KVReply, PoolSpec, Reserve
+from services.kv_cache.core.messages import Admit, Commit, CopyDirection, KVMessage, KVReply, PoolSpec, Reserve
 from services.kv_cache.core.pool import Pool
 from treadle.kv_cache.v1 import block_pb2
 from treadle.kv_cache.v1 import kv_cache_service_pb2 as pb2
@@ -26,6 +26,11 @@ _DENIAL_REASONS = {
     DenialReason.CAPACITY: pb2.DENIAL_REASON_CAPACITY,
     DenialReason.TENANT_LIMIT: pb2.DENIAL_REASON_TENANT_LIMIT,
     DenialReason.NEVER_FITS: pb2.DENIAL_REASON_NEVER_FITS,
+}
+
+_COPY_DIRECTIONS = {
+    CopyDirection.TO_HOST: block_pb2.COPY_DIRECTION_TO_HOST,
+    CopyDirection.TO_DEVICE: block_pb2.COPY_DIRECTION_TO_DEVICE,
 }
 
 
@@ -127,6 +132,11 @@ class KVCacheServicer(pb2_grpc.KVCacheServiceServicer):
                 reason=_DENIAL_REASONS[denied.reason],
                 reclaim_handles=denied.reclaim_handles,
             )
+        for pool, copies in reply.block_copies:
+            message = response.block_copies.add(pool=pool)
+            for copy in copies:
+                direction = _COPY_DIRECTIONS[copy.direction]
+                message.copies.add(direction=direction, block_id=copy.block_id, host_slot=copy.host_slot)
         return response
 
     def _block_table(self, handle: int, block_ids: tuple[int, ...]) -> block_pb2.BlockTable:
@@ -138,7 +148,15 @@ def _from_request(request: pb2.SessionRequest) -> KVMessage:
     return KVMessage(
         sequence=request.sequence,
         open_pools=tuple(
-            PoolSpec(spec.pool, spec.num_blocks, spec.block_size, spec.model, spec.weight_version, spec.worker_epoch)
+            PoolSpec(
+                spec.pool,
+                spec.num_blocks,
+                spec.block_size,
+                spec.model,
+                spec.weight_version,
+                spec.worker_epoch,
+                spec.num_host_blocks,
+            )
             for spec in request.open_pools
         ),
         close_pools=tuple(request.close_pools),
@@ -171,6 +189,9 @@ def _fill_usage(message: pb2.PoolUsage, pool: Pool) -> None:
     message.num_leases = usage.num_leases
     message.num_query_tokens = usage.query_tokens
     message.num_hit_tokens = usage.hit_tokens
+    message.num_host_blocks = usage.num_host_blocks
+    message.num_host_cached = usage.num_host_cached
+    message.num_restored = usage.num_restored
     message.num_protected = pool.block_pool.free_list.num_protected
     message.num_lease_slots = fragmentation.num_lease_slots
     message.num_unused_slots = fragmentation.num_unused_slots
