@@ -105,9 +105,8 @@ def _weight_version(checkpoint: Checkpoint, recipe: Recipe) -> str:
 
 
 def _commonest_format(recipe: Recipe) -> str:
-    """Name the format of most weights, as in ``q4_1``."""
-    bytes_by_format: Counter[str] = Counter()
-    for tensor in recipe.tensors:
-        if tensor.weight_format is not None:
-            bytes_by_format[tensor.weight_format.name.lower()] += tensor.num_bytes
-    return bytes_by_format.most_common(1)[0][0]
+    """Name the format of most matrices, as in ``q4_1``."""
+    formats = Counter(
+        tensor.weight_format.name.lower() for tensor in recipe.tensors if tensor.weight_format is not None
+    )
+    return formats.most_common(1)[0][0]

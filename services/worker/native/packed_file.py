@@ -122,12 +122,11 @@ def write_packed(path: Path, recipe: Recipe, pack: Packer) -> None:
             num_bytes = _header_bytes(recipe) + recipe.num_bytes
             # A map of a file without room behind it kills the process when it is written to.
             os.posix_fallocate(file.fileno(), 0, num_bytes)
-            with mmap.mmap(file.fileno(), num_bytes) as content:
-                data = np.frombuffer(content, dtype=np.uint8)[_header_bytes(recipe) :]
-                pack(data)
-                content[: _header_bytes(recipe)] = _header(recipe, _digests(recipe, data))
-                del data  # the map cannot be closed while something looks into it
-                content.flush()
+            content = mmap.mmap(file.fileno(), num_bytes)
+            data = np.frombuffer(content, dtype=np.uint8)[_header_bytes(recipe) :]
+            pack(data)
+            content[: _header_bytes(recipe)] = _header(recipe, _digests(recipe, data))
+            content.flush()
             os.fchmod(file.fileno(), 0o644)
             os.fsync(file.fileno())
         temporary.replace(path)
