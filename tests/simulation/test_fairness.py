@@ -1,0 +1,109 @@
+"""Two tenants, one of which sends ten times as much: what the other one gets, in virtual time.
+
+A tenant is entitled to what half a machine would give it: half the places, each token in twice the time.
+"""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from services.scheduler.core import (
+    PolicyName,
+    PolicySettings,
+    SamplingParams,
+    SchedulerLimits,
+    Submission,
+)
+from tests.simulation.timed import Machine, Outcome, TimedMesh, percentile
+
+MACHINE = Machine(base_ms=4.0, ms_per_token=0.5)
+HALF_MACHINE = replace(MACHINE, ms_per_token=1.0)
+LIMITS = SchedulerLimits(max_num_batched_tokens=64, max_num_requests=16, max_waiting_requests=512)
+HALF_LIMITS = replace(LIMITS, max_num_requests=8)
+OUTPUT_TOKENS = 24
+PROMPT_TOKENS = 24
+DURATION_MS = 40_000
+CAPACITY_PER_S = 1000 / (OUTPUT_TOKENS * MACHINE.step_ms(16) / 16 + MACHINE.ms_per_token * PROMPT_TOKENS)
+"""About how many requests a second the machine serves: decodes in full batches, and the prompts beside them."""
+
+
+def traffic(tenant: str, per_s: float, seed: int, num_tokens: int = OUTPUT_TOKENS) -> list[tuple[float, Submission]]:
+    """Draw random arrivals of requests of one size."""
+    rng = random.Random(seed)
+    arrivals = []
+    time_ms = rng.expovariate(per_s) * 1000
+    while time_ms < DURATION_MS:
+        prompt = tuple(rng.randrange(1 << 16) for _ in range(PROMPT_TOKENS * num_tokens // OUTPUT_TOKENS))
+        request_id = f"{tenant}-{len(arrivals)}"
+        submission = Submission(request_id, "g", tenant, tenant, "m", prompt, num_tokens, SamplingParams())
+        arrivals.append((time_ms, submission))
+        time_ms += rng.expovariate(per_s) * 1000
+    return arrivals
+
+
+def run(
+    *tenants: list[tuple[float, Submission]],
+    policy: PolicyName = "fair",
+    machine: Machine = MACHINE,
+    limits: SchedulerLimits = LIMITS,
+    weights: tuple[tuple[str, float], ...] = (),
+) -> list[Outcome]:
+    arrivals = sorted((arrival for tenant in tenants for arrival in tenant), key=lambda arrival: arrival[0])
+    return TimedMesh(machine, limits, PolicySettings(policy, tenant_weights=weights)).run(arrivals, DURATION_MS)
+
+
+def tokens_of(outcomes: list[Outcome], tenant: str) -> int:
+    """Count the tokens in and out of all requests that began to answer."""
+    return sum(
+        len(outcome.submission.prompt_token_ids) + len(outcome.token_ms)
+        for outcome in outcomes
+        if outcome.submission.tenant == tenant and outcome.token_ms
+    )
+
+
+def share_of(outcomes: list[Outcome], tenant: str, other: str) -> float:
+    mine = tokens_of(outcomes, tenant)
+    return mine / (mine + tokens_of(outcomes, other))
+
+
+def p99_ttft_ms(outcomes: list[Outcome], tenant: str) -> float:
+    return percentile([o.ttft_ms for o in outcomes if o.submission.tenant == tenant and o.ttft_ms is not None], 0.99)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["fair", "composed"])
+def test_tenant_that_wants_its_share_gets_it_beside_one_that_sends_ten_times_as_much(policy: PolicyName) -> None:
+    victim = traffic("victim", 0.6 * CAPACITY_PER_S, 1)
+    flood = traffic("flood", 6 * CAPACITY_PER_S, 2)
+    share = share_of(run(victim, flood, policy=policy), "victim", "flood")
+    assert 0.45 <= share <= 0.55, share
+    assert share_of(run(victim, flood, policy="fcfs"), "victim", "flood") < 0.15
+
+
+@pytest.mark.slow
+def test_tenant_that_cuts_its_work_into_many_small_requests_gets_no_more() -> None:
+    large = traffic("large", 0.8 * CAPACITY_PER_S, 1)
+    small = traffic("small", 12 * CAPACITY_PER_S, 2, num_tokens=6)
+    share = share_of(run(large, small), "large", "small")
+    assert 0.45 <= share <= 0.55, share
+
+
+@pytest.mark.slow
+def test_share_follows_the_weights() -> None:
+    heavy = traffic("heavy", 2 * CAPACITY_PER_S, 1)
+    light = traffic("light", 2 * CAPACITY_PER_S, 2)
+    share = share_of(run(heavy, light, weights=(("heavy", 3.0),)), "heavy", "light")
+    assert 0.70 <= share <= 0.80, share
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [0.15, 0.35])
+def test_tenant_within_its_share_hardly_waits_beside_one_that_floods(load: float) -> None:
+    victim = traffic("victim", load * CAPACITY_PER_S, 1)
+    flood = traffic("flood", 10 * load * CAPACITY_PER_S, 2)
+    outcomes = run(victim, flood)
+    alone = run(victim, machine=HALF_MACHINE, limits=HALF_LIMITS)
+    assert tokens_of(outcomes, "victim") >= 0.99 * tokens_of(alone, "victim")
+    assert p99_ttft_ms(outcomes, "victim") <= 3 * p99_ttft_ms(alone, "victim")
+    assert p99_ttft_ms(outcomes, "victim") <= p99_ttft_ms(run(victim, flood, policy="fcfs"), "victim") / 20
