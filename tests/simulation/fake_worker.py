@@ -3,13 +3,22 @@
 The KV entry of position p is a hash of ``(p, token, entry of p - 1)``, as a real model's deeper layers depend on the
 whole prefix. It is written to the slot that the block table names, and read back from there by every later position.
 A wrong block, a stale block, a row of another request or a missing position therefore changes the next token, or hits
-a poisoned slot: a block is poisoned when a request takes it up, unless the prefix cache vouches for it.
+a poisoned slot: a block is poisoned when a request takes it up, unless the prefix cache vouches for it. Host memory
+holds entries too; a copy moves them, so that whoever relies on what was moved away is caught as well.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.scheduler.core import BatchPlan, NewRequest, ScheduledRow, StepResult, WorkerInfo
+from services.scheduler.core import (
+    BatchPlan,
+    BlockCopy,
+    CopyDirection,
+    NewRequest,
+    ScheduledRow,
+    StepResult,
+    WorkerInfo,
+)
 
 VOCABULARY_SIZE = 50
 POISON = None
@@ -62,6 +71,7 @@ class FakeWorker:
         self._scope_of = scope_of
         self._scope_by_block: dict[int, str] = {}
         self._slots: list[int | None] = [POISON] * (info.num_blocks * info.block_size)
+        self._host_blocks: dict[int, tuple[str, list[int | None]]] = {}
         self._state_by_handle: dict[int, _State] = {}
         self._last_plan_id: int | None = None
 
@@ -90,12 +100,28 @@ class FakeWorker:
         for handle in plan.finished_handles:
             self._check(handle in self._state_by_handle, f"finished handle {handle} is known")
             del self._state_by_handle[handle]
+        for copy in plan.block_copies:
+            self._copy(copy)
         for request in plan.new_requests:
             self._learn(request)
         handles = [row.handle for row in plan.rows]
         self._check(len(set(handles)) == len(handles), "a request has at most one row in a plan")
         sampled = [self._run(row) for row in plan.rows]
         return StepResult(plan.plan_id, tuple(sample for sample in sampled if sample is not None))
+
+    def _copy(self, copy: BlockCopy) -> None:
+        block_id, host_slot, block_size = copy.block_id, copy.host_slot, self.info.block_size
+        self._check(0 < block_id < self.info.num_blocks, f"block {block_id} is usable")
+        self._check(0 <= host_slot < self.info.num_host_blocks, f"host slot {host_slot} exists")
+        slots = slice(block_id * block_size, (block_id + 1) * block_size)
+        if copy.direction is CopyDirection.TO_HOST:
+            self._check(block_id in self._scope_by_block, f"block {block_id} holds something when it is offloaded")
+            self._check(POISON not in self._slots[slots], f"block {block_id} is full when it is offloaded")
+            self._host_blocks[host_slot] = (self._scope_by_block.pop(block_id), self._slots[slots])
+            self._slots[slots] = [POISON] * block_size
+        else:
+            self._check(host_slot in self._host_blocks, f"host slot {host_slot} holds something when it is restored")
+            self._scope_by_block[block_id], self._slots[slots] = self._host_blocks.pop(host_slot)
 
     def _learn(self, request: NewRequest) -> None:
         self._check(request.handle not in self._state_by_handle, f"handle {request.handle} is new")
@@ -106,7 +132,7 @@ class FakeWorker:
         )
         scope = self._scope_of(request.request_id)
         for block_id in request.block_ids[:num_cached_blocks]:
-            self._check(self._scope_by_block[block_id] == scope, f"hit in block {block_id} stays in its scope")
+            self._check(self._scope_by_block.get(block_id) == scope, f"hit in block {block_id} stays in its scope")
         self._poison(request.block_ids[num_cached_blocks:], scope)
 
     def _poison(self, block_ids: tuple[int, ...], scope: str) -> None:

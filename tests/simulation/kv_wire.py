@@ -9,7 +9,14 @@ def message_to_kv_cache(message: scheduler.KVMessage) -> kv_cache.KVMessage:
     return kv_cache.KVMessage(
         sequence=message.sequence,
         open_pools=tuple(
-            kv_cache.PoolSpec(spec.pool, spec.num_blocks, spec.block_size, spec.model, spec.weight_version)
+            kv_cache.PoolSpec(
+                spec.pool,
+                spec.num_blocks,
+                spec.block_size,
+                spec.model,
+                spec.weight_version,
+                num_host_blocks=spec.num_host_blocks,
+            )
             for spec in message.open_pools
         ),
         close_pools=message.close_pools,
@@ -37,5 +44,15 @@ def reply_to_scheduler(reply: kv_cache.KVReply) -> scheduler.KVReply:
         reserved=tuple(scheduler.ReserveGranted(grant.handle, grant.block_ids) for grant in reply.reserved),
         denied=tuple(
             scheduler.Denied(denied.handle, denied.num_free_blocks, denied.num_blocks_needed) for denied in reply.denied
+        ),
+        block_copies=tuple(
+            (
+                pool,
+                tuple(
+                    scheduler.BlockCopy(scheduler.CopyDirection(copy.direction.value), copy.block_id, copy.host_slot)
+                    for copy in copies
+                ),
+            )
+            for pool, copies in reply.block_copies
         ),
     )

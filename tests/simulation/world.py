@@ -26,8 +26,8 @@ class World:
     A backlog world has many small requests of tenants that differ in size, so that shares and turns matter. Any other
     has few large ones, so that blocks are short.
 
-    ``fault_ratio`` is the chance that a moment brings a fault, ``spoil_ratio`` that a step has a row without numbers,
-    ``arrival_ratio`` that a moment may bring a request.
+    ``num_host_blocks`` is the size of the host tier, ``fault_ratio`` the chance that a moment brings a fault,
+    ``spoil_ratio`` that a step has a row without numbers, ``arrival_ratio`` that a moment may bring a request.
     """
 
     is_backlog: bool
@@ -37,6 +37,7 @@ class World:
     has_one_model_name: bool
     num_workers: int
     num_blocks: int
+    num_host_blocks: int
     block_size: int
     max_model_len: int
     max_prompt_tokens: int
@@ -74,6 +75,7 @@ class World:
             has_one_model_name=rng.random() < 0.5,
             num_workers=rng.choice([1, 1, 2, 3]),
             num_blocks=num_blocks,
+            num_host_blocks=rng.choice([0, 1, 4, num_blocks, 4 * num_blocks]),
             block_size=block_size,
             max_model_len=max_model_len,
             max_prompt_tokens=num_tokens,
@@ -100,6 +102,7 @@ class World:
             has_one_model_name=True,
             num_workers=1,
             num_blocks=rng.randint(8, 16),
+            num_host_blocks=rng.choice([0, 4]),
             block_size=4,
             max_model_len=64,
             max_prompt_tokens=6,
@@ -112,7 +115,9 @@ class World:
 
     def worker_info(self, name: str, epoch: int) -> WorkerInfo:
         """Build the facts of a worker; all workers are alike."""
-        return WorkerInfo(name, epoch, self.num_blocks, self.block_size, self.max_model_len, MODEL, "v1")
+        return WorkerInfo(
+            name, epoch, self.num_blocks, self.block_size, self.max_model_len, MODEL, "v1", self.num_host_blocks
+        )
 
     def fits(self, submission: Submission) -> bool:
         """Tell whether a request could run alone on a worker."""

@@ -10,6 +10,8 @@ the worker knows by then.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from services.scheduler.core.kv_messages import BlockCopy
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -60,8 +62,9 @@ class ScheduledRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """One step of one worker. Applied in this order: forget ``finished_handles``, learn ``new_requests``, run ``rows``.
+    """One step of one worker.
 
+    Applied in this order: forget ``finished_handles``, do ``block_copies``, learn ``new_requests``, run ``rows``.
     ``plan_id`` increases by one from plan to plan of a worker, also over its restarts.
     """
 
@@ -70,6 +73,7 @@ class BatchPlan:
     new_requests: tuple[NewRequest, ...]
     rows: tuple[ScheduledRow, ...]
     finished_handles: tuple[int, ...]
+    block_copies: tuple[BlockCopy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,7 @@ class KVBroker:
         for lane in self._lane_by_worker.values():
             self._empty_lane(lane)
             lane.hold = AdmissionHold.NONE
+            lane.block_copies.clear()
             lane.prefixes.clear()
             self.open_lane(lane)
 
@@ -133,6 +134,10 @@ class KVBroker:
         """Take grants up, and find blocks elsewhere for what was denied."""
         if not self._outbox.accept_reply(reply.sequence):
             return
+        for pool, copies in reply.block_copies:
+            lane = self._lane_by_worker.get(pool)
+            if lane is not None:
+                lane.block_copies += copies
         for grant in reply.admitted:
             self._start(grant)
         for refill in reply.reserved:

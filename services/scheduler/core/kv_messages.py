@@ -5,17 +5,19 @@ request to one worker; a request that was preempted gets a new one when it is ad
 """
 
 from dataclasses import dataclass
+from enum import Enum
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """The block pool of a worker. ``num_blocks`` counts the null block."""
+    """The block pool of a worker. ``num_blocks`` counts the null block; ``num_host_blocks`` are its host tier."""
 
     pool: str
     num_blocks: int
     block_size: int
     model: str
     weight_version: str
+    num_host_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,22 @@ class Denied:
     num_blocks_needed: int
 
 
+class CopyDirection(Enum):
+    """Which way a block's bytes go."""
+
+    TO_HOST = "to_host"
+    TO_DEVICE = "to_device"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Bytes that a worker is to copy between a block of its device and a slot of its host memory."""
+
+    direction: CopyDirection
+    block_id: int
+    host_slot: int
+
+
 @dataclass(frozen=True, slots=True)
 class KVMessage:
     """All that there is to say since the last message. Applied in the order of the fields."""
@@ -90,10 +108,14 @@ class KVMessage:
 
 @dataclass(frozen=True, slots=True)
 class KVReply:
-    """The answer to the message of the same ``sequence``; each admit and reserve is granted or denied."""
+    """The answer to the message of the same ``sequence``; each admit and reserve is granted or denied.
+
+    ``block_copies`` are, by pool, for the next plan of its worker, whatever becomes of the requests.
+    """
 
     sequence: int
     pool_epochs: tuple[tuple[str, int], ...] = ()
     admitted: tuple[AdmitGranted, ...] = ()
     reserved: tuple[ReserveGranted, ...] = ()
     denied: tuple[Denied, ...] = ()
+    block_copies: tuple[tuple[str, tuple[BlockCopy, ...]], ...] = ()

@@ -10,7 +10,7 @@ from enum import Enum
 
 from services.common.verify import require
 from services.scheduler.core.batch_plan import ScheduledRow
-from services.scheduler.core.kv_messages import PoolSpec
+from services.scheduler.core.kv_messages import BlockCopy, PoolSpec
 from services.scheduler.core.limits import SchedulerLimits
 from services.scheduler.core.prefix_map import PrefixMap
 from services.scheduler.core.request import Request
@@ -19,7 +19,11 @@ from services.scheduler.core.step_time import StepTimeModel
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Facts of a worker. ``num_blocks`` counts the null block; ``max_model_len`` bounds prompt and output together."""
+    """Facts of a worker.
+
+    ``num_blocks`` counts the null block; ``max_model_len`` bounds prompt and output together; ``num_host_blocks`` is
+    the size of the host tier as it is to be used, see :mod:`host_tier`.
+    """
 
     name: str
     epoch: int
@@ -28,6 +32,7 @@ class WorkerInfo:
     max_model_len: int
     model: str
     weight_version: str
+    num_host_blocks: int = 0
 
     @property
     def num_usable_slots(self) -> int:
@@ -37,7 +42,9 @@ class WorkerInfo:
     @property
     def pool_spec(self) -> PoolSpec:
         """The pool that the KV-cache manager is to keep for this worker."""
-        return PoolSpec(self.name, self.num_blocks, self.block_size, self.model, self.weight_version)
+        return PoolSpec(
+            self.name, self.num_blocks, self.block_size, self.model, self.weight_version, self.num_host_blocks
+        )
 
 
 class AdmissionHold(Enum):
@@ -74,6 +81,7 @@ class Lane:
         admitting: Requests whose admission was asked for, by handle; they count as taken places.
         in_flight: Plans without result, oldest first.
         finished_handles: What the next plan tells the worker to forget.
+        block_copies: What the next plan tells the worker to copy between device and host memory, in order.
     """
 
     info: WorkerInfo
@@ -87,6 +95,12 @@ class Lane:
     admitting: dict[int, Request] = field(default_factory=dict)
     in_flight: deque[PlanInFlight] = field(default_factory=deque)
     finished_handles: list[int] = field(default_factory=list)
+    block_copies: list[BlockCopy] = field(default_factory=list)
+
+    @property
+    def has_errands(self) -> bool:
+        """Whether the worker is to be told something even if it has nothing to compute."""
+        return bool(self.finished_handles or self.block_copies)
 
     @property
     def num_places_taken(self) -> int:

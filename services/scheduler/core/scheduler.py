@@ -62,7 +62,7 @@ class Scheduler:
 
         Returns:
             The plan, to be sent at once; None when there is nothing to do or enough plans are in flight. A plan without
-            rows only lets the worker forget requests.
+            rows only lets the worker forget requests or copy blocks.
         """
         lane = self._lane_by_worker.get(worker)
         if lane is None or len(lane.in_flight) >= self._limits.run_ahead_depth:
@@ -71,14 +71,16 @@ class Scheduler:
             return None
         budget = budget_within_target(self._limits, lane.step_time)
         draft = plan_rows(lane.running.values(), self._limits, budget)
-        if not draft.rows and not lane.finished_handles:
+        if not draft.rows and not lane.has_errands:
             return None
         for request in draft.low_on_slots:
             self._kv.ask_blocks(request)
         finished_handles, lane.finished_handles = tuple(lane.finished_handles), []
+        block_copies, lane.block_copies = tuple(lane.block_copies), []
         plan_id = lane.take_plan_id()
         lane.in_flight.append(PlanInFlight(plan_id, draft.requests, draft.rows, draft.num_tokens))
-        return BatchPlan(plan_id, worker, tuple(draft.new_requests), tuple(draft.rows), finished_handles)
+        rows, new_requests = tuple(draft.rows), tuple(draft.new_requests)
+        return BatchPlan(plan_id, worker, new_requests, rows, finished_handles, block_copies)
 
     def apply(self, worker: str, result: StepResult) -> None:
         """Take up what a step computed and sampled.
@@ -134,7 +136,7 @@ class Scheduler:
         return (
             lane is not None
             and len(lane.in_flight) < self._limits.run_ahead_depth
-            and bool(lane.running or lane.finished_handles)
+            and bool(lane.running or lane.has_errands)
         )
 
     # Requests.
@@ -275,7 +277,7 @@ class Scheduler:
     def is_idle(self) -> bool:
         """Tell whether nothing is live, in flight, or to be said to anyone."""
         lanes = self._lane_by_worker.values()
-        is_busy = any(lane.num_places_taken or lane.in_flight or lane.finished_handles for lane in lanes)
+        is_busy = any(lane.num_places_taken or lane.in_flight or lane.has_errands for lane in lanes)
         return self._book.is_empty() and self._kv.is_idle and not is_busy
 
     def check_invariants(self) -> None:
