@@ -60,6 +60,10 @@ class SchedulerConfig(ServiceConfig):
     target_itl_ms: float = 0.0
     """Time of a step, in ms, that prompts and new places are not to exceed, by what is measured; 0: no target."""
 
+    max_timelines: int = 1000
+    """How many ended requests, the newest, can still be explained (`treadle explain ID`); live ones always can. At most
+    50,000, since a question looks at all of them."""
+
     record: str = ""
     """Directory of the plan log: every arrival, plan and result, for `treadle replay`; empty: nothing is recorded."""
 
@@ -96,6 +100,7 @@ class SchedulerConfig(ServiceConfig):
             require_config(is_entry, "tenant_weights", f"must be TENANT=WEIGHT with a positive weight, not {entry!r}")
         for name in ("long_prefill_token_threshold", "batch_wait_ms", "target_itl_ms"):
             require_config(getattr(self, name) >= 0, name, "must not be negative")
+        require_config(0 <= self.max_timelines <= 50_000, "max_timelines", "must be in 0..50000")
         require_config(self.record_max_mib >= 2, "record_max_mib", "must be at least 2, room for two files")
 
     def address_by_worker(self) -> dict[str, str]:
@@ -114,6 +119,7 @@ class SchedulerConfig(ServiceConfig):
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             batch_wait_ms=self.batch_wait_ms,
             target_itl_ms=self.target_itl_ms,
+            max_timelines=self.max_timelines,
         )
 
     def policy_settings(self) -> PolicySettings:

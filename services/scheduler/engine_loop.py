@@ -22,6 +22,7 @@ from services.scheduler.core.kv_messages import KVReply
 from services.scheduler.core.lane import WorkerInfo
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.submission import Submission
+from services.scheduler.core.timeline_events import RequestTimeline
 from services.scheduler.ports import GatewayPort, KVCachePort, WorkerPort
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,11 @@ class EngineLoop:
         """Return the connected workers by name."""
         return {name: info for name, (info, _) in self._workers.items()}
 
+    def explain(self, request_id: str, tenant: str | None) -> list[RequestTimeline]:
+        """Return the timelines of a request and its choices, as ``tenant`` may see them; None sees all."""
+        self._core.advance_time(self._clock.unix_ms())
+        return self._core.explain(request_id, tenant)
+
     def served_models(self) -> list[ServedModel]:
         """Return the models of the connected workers."""
         models: dict[str, ServedModel] = {}
@@ -117,6 +123,7 @@ class EngineLoop:
 
     def cancel(self, request_id: str) -> None:
         """Abort a request; one that is unknown or finished is ignored."""
+        self._core.advance_time(self._clock.unix_ms())
         self._core.abort_request(request_id)
         self._wake.set()
 
@@ -135,6 +142,7 @@ class EngineLoop:
 
     def kv_reply(self, reply: KVReply) -> None:
         """Apply the manager's answer."""
+        self._core.advance_time(self._clock.unix_ms())
         self._core.apply_kv_reply(reply)
         self._wake.set()
 
@@ -154,8 +162,10 @@ class EngineLoop:
 
     def step_result(self, worker: str, result: StepResult) -> None:
         """Apply what came out of a step."""
+        now_ms = self._clock.unix_ms()
+        self._core.advance_time(now_ms)
         self._core.apply(worker, result)
-        self._core.expire_deadlines(self._clock.unix_ms())
+        self._core.expire_deadlines(now_ms)
         self._wake.set()
 
     def step_failed(self, worker: str, plan_id: int, reason: str) -> None:

@@ -26,11 +26,12 @@ from services.scheduler.core.kv_messages import (
 from services.scheduler.core.kv_outbox import KVOutbox
 from services.scheduler.core.lane import AdmissionHold, Lane
 from services.scheduler.core.limits import SchedulerLimits
-from services.scheduler.core.placement import can_run_on, choose_lane, max_known_tokens_on, max_places
+from services.scheduler.core.placement import can_run_on, choose_lane, max_known_tokens_on, max_places, why_no_lane
 from services.scheduler.core.policies.protocol import Policy
 from services.scheduler.core.preemption import choose_victim, find_displaceable
 from services.scheduler.core.request import NEVER, Request, RequestStatus
 from services.scheduler.core.request_book import RequestBook
+from services.scheduler.core.timeline_events import BlockedCause, Peer, PreemptionCause
 
 
 class KVBroker:
@@ -75,13 +76,13 @@ class KVBroker:
     def close_lane(self, lane: Lane) -> None:
         """Return all of a lane's requests to the queue and have its pool closed."""
         self._outbox.close_pool(lane.info.name)
-        self._empty_lane(lane)
+        self._empty_lane(lane, PreemptionCause.WORKER_LOST)
 
     def reset(self) -> None:
         """Begin anew with a KV-cache manager that knows nothing; its predecessor's answers are void."""
         self._outbox.reset()
         for lane in self._lane_by_worker.values():
-            self._empty_lane(lane)
+            self._empty_lane(lane, PreemptionCause.KV_CACHE_LOST)
             lane.hold = AdmissionHold.NONE
             lane.block_copies.clear()
             lane.prefixes.clear()
@@ -111,6 +112,7 @@ class KVBroker:
         lane, handle = request.lane, request.handle
         assert lane is not None
         self._commit_if_due(request)
+        request.timeline.note_left(self._book.now_ms, lane.last_applied_plan_id, request.num_computed_tokens)
         self._outbox.release(lane.info.name, handle)
         self._reserving_by_handle.pop(handle, None)
         lane.remove(request)
@@ -160,6 +162,8 @@ class KVBroker:
                 lane = self._make_place(request)
             if lane is None:
                 models_without_lane.add(request.submission.model)
+                cause = why_no_lane(self._lane_by_worker.values(), request, self._limits)
+                request.timeline.note_blocked(self._book.now_ms, cause)
             else:
                 yield self._ask_admission(request, lane)
 
@@ -170,7 +174,7 @@ class KVBroker:
             if (is_full or not lane.is_admitting_allowed) and not lane.is_draining and can_run_on(lane, request):
                 displaceable = find_displaceable(request, lane.running.values(), self._policy)
                 if displaceable:
-                    self._displace(displaceable[0])
+                    self._displace(displaceable[0], request, PreemptionCause.PLACE_TAKEN)
                     return lane
         return None
 
@@ -203,6 +207,15 @@ class KVBroker:
         lane.running[grant.handle] = request
         is_first = not request.has_run
         request.begin_running(grant)
+        self._book.num_admitted += 1
+        request.timeline.note_admitted(
+            self._book.now_ms,
+            lane.info.name,
+            next_step=lane.last_plan_id + 1,
+            num_known=len(request.token_ids),
+            num_cached=grant.num_cached_tokens,
+            num_admitted=self._book.num_admitted - 1,
+        )
         if is_first:
             assert request.num_cached_tokens is not None
             self._book.note_started(request, num_cached_tokens=request.num_cached_tokens)
@@ -212,8 +225,10 @@ class KVBroker:
         if not self._outbox.has_releases(lane.info.name) and lane.hold is AdmissionHold.NONE:
             lane.hold = AdmissionHold.UNTIL_NEWS
         if request.handle == denied.handle:
+            needed, free = denied.num_blocks_needed, denied.num_free_blocks
+            request.timeline.note_blocked(self._book.now_ms, BlockedCause.NO_BLOCKS, needed, free)
             self._requeue(request)
-            self._displace_for_blocks(request, lane, denied.num_blocks_needed - denied.num_free_blocks)
+            self._displace_for_blocks(request, lane, needed - free)
 
     def _displace_for_blocks(self, request: Request, lane: Lane, num_blocks_missing: int) -> None:
         """Preempt requests that ``request`` may displace until enough blocks come free, if they have so many."""
@@ -225,11 +240,15 @@ class KVBroker:
             victims.append(victim)
         if num_blocks_missing <= 0:
             for victim in victims:
-                self._displace(victim)
+                self._displace(victim, request, PreemptionCause.BLOCKS_TAKEN)
 
     def _add_blocks(self, grant: ReserveGranted) -> None:
         request = self._reserving_by_handle.pop(grant.handle, None)
         if request is not None:
+            assert request.lane is not None
+            if request.num_planned_tokens == request.num_slots:
+                next_step = request.lane.last_plan_id + 1
+                request.timeline.note_refilled(self._book.now_ms, next_step, request.num_planned_tokens)
             request.add_blocks(grant.block_ids)
             if request.num_expected_tokens >= request.refill_at:
                 self.ask_blocks(request)
@@ -241,22 +260,29 @@ class KVBroker:
             return
         assert request.lane is not None
         if not self._outbox.has_releases(request.lane.info.name):
-            self._preempt(choose_victim(request.lane.running.values(), self._policy))
+            victim = choose_victim(request.lane.running.values(), self._policy)
+            self._preempt(victim, request, PreemptionCause.OUT_OF_BLOCKS)
         if request.handle == handle:
             self.ask_blocks(request)
 
-    def _preempt(self, victim: Request) -> None:
+    def _preempt(self, victim: Request, by: Request, cause: PreemptionCause) -> None:
         self.num_preemptions += 1
         victim.num_preemptions += 1
+        num_lost_tokens = victim.num_computed_tokens
         self.leave(victim, RequestStatus.PREEMPTED)
+        self._note_preempted(victim, cause, by.timeline.peer, num_lost_tokens)
         self._book.return_preempted(victim)
 
-    def _displace(self, victim: Request) -> None:
-        """Preempt ``victim`` in favour of a waiting request, which therefore is not to be held back."""
+    def _displace(self, victim: Request, by: Request, cause: PreemptionCause) -> None:
+        """Preempt ``victim`` in favour of the waiting request ``by``, which therefore is not to be held back."""
         lane = victim.lane
         assert lane is not None
-        self._preempt(victim)
+        self._preempt(victim, by, cause)
         lane.hold = AdmissionHold.NONE
+
+    def _note_preempted(self, victim: Request, cause: PreemptionCause, by: Peer | None, num_lost_tokens: int) -> None:
+        book = self._book
+        victim.timeline.note_preempted(book.now_ms, cause, by, num_lost_tokens, book.num_admitted)
 
     def _commit_if_due(self, request: Request) -> None:
         if request not in self._uncommitted:
@@ -271,13 +297,16 @@ class KVBroker:
         if is_catching_up and lane.hold is AdmissionHold.UNTIL_NEWS:
             lane.hold = AdmissionHold.NONE
 
-    def _empty_lane(self, lane: Lane) -> None:
+    def _empty_lane(self, lane: Lane, cause: PreemptionCause) -> None:
         """Return the requests of a lane whose leases are gone to the queue."""
         for request in list(lane.running.values()):
             self._uncommitted.pop(request, None)
             self._reserving_by_handle.pop(request.handle, None)
             lane.remove(request)
             self.num_preemptions += 1
+            num_lost_tokens = request.num_computed_tokens
+            request.timeline.note_left(self._book.now_ms, lane.last_applied_plan_id, num_lost_tokens)
+            self._note_preempted(request, cause, None, num_lost_tokens)
             request.leave_lane(RequestStatus.PREEMPTED)
             self._book.return_preempted(request)
         for handle, request in lane.admitting.items():

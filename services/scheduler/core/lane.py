@@ -57,12 +57,33 @@ class AdmissionHold(Enum):
 
 @dataclass(slots=True)
 class PlanInFlight:
-    """A plan without result yet; ``requests[i]`` is what ``rows[i]`` was planned for; ``num_tokens`` sums the rows."""
+    """A plan without result yet; ``requests[i]`` is what ``rows[i]`` was planned for; ``num_tokens`` sums the rows.
+
+    The first ``num_decodes`` rows are one token each.
+    """
 
     plan_id: int
     requests: list[Request]
     rows: list[ScheduledRow]
     num_tokens: int
+    num_decodes: int
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether some row catches up."""
+        return self.num_decodes < len(self.rows)
+
+    def note_chunks_planned(self, now_ms: int) -> None:
+        """Write the rows that catch up into the timelines."""
+        for request, row in zip(self.requests[self.num_decodes :], self.rows[self.num_decodes :], strict=True):
+            num_planned_tokens = request.num_planned_tokens
+            request.timeline.note_chunk(now_ms, self.plan_id, row.num_scheduled_tokens, num_planned_tokens)
+
+    def note_chunks_computed(self, now_ms: int) -> None:
+        """Write into the timelines that those rows' results are there."""
+        for request, row in zip(self.requests[self.num_decodes :], self.rows[self.num_decodes :], strict=True):
+            if request.handle == row.handle:
+                request.timeline.note_chunk_computed(now_ms, self.plan_id)
 
 
 @dataclass(slots=True, eq=False)
@@ -127,6 +148,11 @@ class Lane:
         """Return the next plan's id."""
         self.last_plan_id += 1
         return self.last_plan_id
+
+    @property
+    def last_applied_plan_id(self) -> int:
+        """Id of the newest plan whose result was taken up, or is being so."""
+        return self.in_flight[0].plan_id - 1 if self.in_flight else self.last_plan_id
 
     def pop_in_flight(self, plan_id: int) -> PlanInFlight | None:
         """Take out the plan that a result or failure belongs to; None when it is none of this lane's.

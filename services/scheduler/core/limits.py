@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from services.common.errors import EngineError, ErrorReason
 
-_MAY_BE_OFF = frozenset({"long_prefill_token_threshold", "batch_wait_ms", "target_itl_ms"})
+_MAY_BE_OFF = frozenset({"long_prefill_token_threshold", "batch_wait_ms", "target_itl_ms", "max_timelines"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class SchedulerLimits:
         long_prefill_token_threshold: Tokens of one prompt in one step; 0: as many as fit.
         batch_wait_ms: How long an idle worker waits for more requests to begin with; 0: it begins at once.
         target_itl_ms: Step time to keep to, as far as prompts and places decide it; 0: none.
+        max_timelines: Ended requests that can be explained; 0: only live ones can.
     """
 
     max_num_batched_tokens: int = 512
@@ -32,6 +33,7 @@ class SchedulerLimits:
     long_prefill_token_threshold: int = 0
     batch_wait_ms: int = 0
     target_itl_ms: float = 0.0
+    max_timelines: int = 1000
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

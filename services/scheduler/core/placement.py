@@ -9,6 +9,7 @@ from services.scheduler.core.limits import SchedulerLimits
 from services.scheduler.core.prefix_map import hash_pieces
 from services.scheduler.core.request import Request
 from services.scheduler.core.submission import Submission
+from services.scheduler.core.timeline_events import BlockedCause
 from services.scheduler.core.token_budget import budget_within_target
 
 MAX_LOAD_RATIO = 1.25
@@ -104,6 +105,15 @@ def choose_lane(lanes: Collection[Lane], request: Request, limits: SchedulerLimi
     chosen = max(within_bound, key=lambda lane: (lane.prefixes.count_hits(hashes), -lane.num_places_taken))
     chosen.prefixes.learn(hashes)
     return chosen
+
+
+def why_no_lane(lanes: Iterable[Lane], request: Request, limits: SchedulerLimits) -> BlockedCause:
+    """Say why ``choose_lane`` found none."""
+    able = [lane for lane in lanes if not lane.is_draining and can_run_on(lane, request)]
+    if not able:
+        return BlockedCause.NO_WORKER
+    is_full = all(lane.num_places_taken >= max_places(lane, limits) for lane in able)
+    return BlockedCause.NO_PLACE if is_full else BlockedCause.NO_BLOCKS
 
 
 def check_can_be_served(submission: Submission, now_ms: int, infos: Sequence[WorkerInfo]) -> None:

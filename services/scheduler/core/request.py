@@ -21,6 +21,7 @@ from services.scheduler.core.batch_plan import NewRequest, ScheduledRow
 from services.scheduler.core.kv_messages import AdmitGranted
 from services.scheduler.core.submission import Submission
 from services.scheduler.core.tenant_ledger import Account
+from services.scheduler.core.timeline import Timeline
 
 if TYPE_CHECKING:
     from services.scheduler.core.lane import Lane
@@ -63,6 +64,7 @@ class Request:
         arrival: Position in the order of arrival; the request keeps it for life.
         arrival_ms: When it arrived, Unix time.
         account: Of its tenant.
+        timeline: What happened to it.
         token_ids: All confirmed tokens, prompt and output.
         end_token_ids: Those that end the output.
         max_known_tokens: Length at which the output is cut; depends on the worker, so it is final once admitted.
@@ -89,6 +91,7 @@ class Request:
     arrival: int
     arrival_ms: int
     account: Account
+    timeline: Timeline
     token_ids: list[int]
     end_token_ids: frozenset[int]
     max_known_tokens: int
@@ -122,6 +125,7 @@ class Request:
             arrival=arrival,
             arrival_ms=arrival_ms,
             account=account,
+            timeline=Timeline(submission),
             token_ids=token_ids,
             end_token_ids=frozenset(submission.eos_token_ids).union(submission.stop_token_ids),
             max_known_tokens=len(submission.prompt_token_ids) + submission.max_tokens,

@@ -16,6 +16,8 @@ from services.scheduler.core.request import Request, RequestStatus
 from services.scheduler.core.request_queue import RequestQueue
 from services.scheduler.core.submission import Submission
 from services.scheduler.core.tenant_ledger import TenantLedger
+from services.scheduler.core.timeline import TimelineRing, matching_ids
+from services.scheduler.core.timeline_events import Finished, RequestTimeline
 from services.scheduler.core.waiting_queue import WaitingQueue
 
 
@@ -38,18 +40,21 @@ class RequestBook:
         room: What the queue holds, by class and tenant.
         ledger: As given.
         now_ms: Unix time, as last told.
+        num_admitted: Admissions so far.
     """
 
     def __init__(self, limits: SchedulerLimits, policy: Policy, ledger: TenantLedger) -> None:
         self._num_arrivals = 0
         self._policy = policy
         self._deadlines = RequestQueue(order=_by_deadline)
+        self._timelines = TimelineRing(limits.max_timelines)
         self._finish_by_request: dict[Request, Finish | None] = {}
         self.request_by_id: dict[str, Request] = {}
         self.queue = WaitingQueue(policy)
         self.room = QueueRoom(limits, has_tenants=policy.has_tenants)
         self.ledger = ledger
         self.now_ms = 0
+        self.num_admitted = 0
 
     def advance_time(self, now_ms: int) -> None:
         """Take note of the time; one that is earlier than the last is ignored."""
@@ -80,6 +85,7 @@ class RequestBook:
         if submission.deadline_ms is not None:
             self._deadlines.push(request)
         self._enqueue(request)
+        self._note_queued(request)
         return request
 
     def return_preempted(self, request: Request) -> None:
@@ -131,6 +137,23 @@ class RequestBook:
         if request in self._deadlines:
             self._deadlines.remove(request)
         self._finish_by_request[request] = finish
+        error, text = (finish.error.reason, finish.error.message) if finish.error is not None else (None, "")
+        finished = Finished(self.now_ms, finish.reason, finish.num_output_tokens, error, text)
+        request.timeline.note_finished(finished)
+        self._timelines.keep(request.timeline.snapshot(RequestStatus.FINISHED.value, self.now_ms, None))
+
+    def explain(self, request_id: str, tenant: str | None) -> list[RequestTimeline]:
+        """Return the timelines of a request and its choices, by id, as ``tenant`` may see them; None sees all."""
+        timelines = {timeline.request_id: timeline for timeline in self._timelines.find(request_id)}
+        for live_id in matching_ids(self.request_by_id, request_id):
+            request = self.request_by_id[live_id]
+            num_computed_tokens = request.num_computed_tokens if request.status is RequestStatus.RUNNING else None
+            timelines[live_id] = request.timeline.snapshot(request.status.value, self.now_ms, num_computed_tokens)
+        # A shorter index goes first, so that #10 comes after #9.
+        in_order = sorted(timelines.values(), key=lambda timeline: (len(timeline.request_id), timeline.request_id))
+        if tenant is None:
+            return in_order
+        return [timeline.seen_by(tenant) for timeline in in_order if timeline.tenant == tenant]
 
     def take_events(self) -> list[RequestEvent]:
         """Return what happened since the last call: at most one event per request, in order of their first news."""
@@ -170,6 +193,13 @@ class RequestBook:
     def is_empty(self) -> bool:
         """Tell whether no request is live and no event is left to be taken."""
         return not (self.request_by_id or self._finish_by_request or self._deadlines or self.queue)
+
+    def _note_queued(self, request: Request) -> None:
+        head = self.peek()
+        num_waiting = len(self.queue) - 1
+        num_running = len(self.request_by_id) - len(self.queue)
+        behind = None if head is None or head is request else head.timeline.peer
+        request.timeline.note_queued(self.now_ms, num_waiting, num_running, behind, self.num_admitted)
 
     def _enqueue(self, request: Request, *, is_return: bool = False) -> None:
         self.queue.push(request)

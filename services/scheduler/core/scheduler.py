@@ -32,6 +32,7 @@ from services.scheduler.core.request import Request, RequestStatus
 from services.scheduler.core.request_book import RequestBook, is_waiting, make_finish, natural_end
 from services.scheduler.core.submission import Submission
 from services.scheduler.core.tenant_ledger import TenantLedger
+from services.scheduler.core.timeline_events import RequestTimeline
 from services.scheduler.core.token_budget import budget_within_target, plan_rows
 
 
@@ -78,7 +79,10 @@ class Scheduler:
         finished_handles, lane.finished_handles = tuple(lane.finished_handles), []
         block_copies, lane.block_copies = tuple(lane.block_copies), []
         plan_id = lane.take_plan_id()
-        lane.in_flight.append(PlanInFlight(plan_id, draft.requests, draft.rows, draft.num_tokens))
+        plan = PlanInFlight(plan_id, draft.requests, draft.rows, draft.num_tokens, draft.num_decodes)
+        lane.in_flight.append(plan)
+        if plan.has_chunks:
+            plan.note_chunks_planned(self._book.now_ms)
         rows, new_requests = tuple(draft.rows), tuple(draft.new_requests)
         return BatchPlan(plan_id, worker, new_requests, rows, finished_handles, block_copies)
 
@@ -112,6 +116,8 @@ class Scheduler:
                     require(False, "each sampling row yields a token", handle=handle)
                 else:
                     self._append_output(request, token_id)
+        if plan.has_chunks:
+            plan.note_chunks_computed(self._book.now_ms)
         if plan.num_tokens and result.device_time_us:
             lane.step_time.note(plan.num_tokens, result.device_time_us / 1000)
         self._num_steps += 1
@@ -258,6 +264,13 @@ class Scheduler:
         self._kv.apply_reply(reply)
 
     # Introspection.
+
+    def explain(self, request_id: str, tenant: str | None = None) -> list[RequestTimeline]:
+        """Return the timelines of a request and its choices, as ``tenant`` may see them; None sees all.
+
+        Visits all live and all kept requests. Empty when none is known, or it is another tenant's.
+        """
+        return self._book.explain(request_id, tenant)
 
     def load(self) -> SchedulerLoad:
         """Figures of now, and counts since the start."""

@@ -39,6 +39,7 @@ class StepDraft:
         rows: Their rows, parallel to ``requests``.
         new_requests: Introductions of those that are new to the worker.
         num_tokens: Sum over the rows.
+        num_decodes: Rows at the beginning that are one token each; the others catch up.
         low_on_slots: Those whose credit of slots is to be refilled.
     """
 
@@ -46,6 +47,7 @@ class StepDraft:
     rows: list[ScheduledRow] = field(default_factory=list)
     new_requests: list[NewRequest] = field(default_factory=list)
     num_tokens: int = 0
+    num_decodes: int = 0
     low_on_slots: list[Request] = field(default_factory=list)
 
     def add(self, request: Request, num_tokens: int) -> None:
@@ -86,7 +88,7 @@ def plan_rows(running: Iterable[Request], limits: SchedulerLimits, budget: int) 
                 rows.append(request.steady_row)
             else:
                 draft.add(request, 1)
-    draft.num_tokens = len(rows)
+    draft.num_tokens = draft.num_decodes = len(rows)
 
     max_chunk = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
     num_left = min(max(budget - len(rows), MIN_CHUNK), limits.max_num_batched_tokens - len(rows))
