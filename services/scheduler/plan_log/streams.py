@@ -1,6 +1,6 @@
 """The streams in a plan log: what each worker was sent, in order, with what it answered."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ class StreamSummary:
         capabilities: What the worker said of itself.
         is_whole: Whether the log holds its first plan; older files may have been removed.
         is_redacted: Whether its token ids were left out.
+        needs_older_kv: Whether it reuses keys and values that no whole stream in the log has computed; a worker that
+            lives on while schedulers come and go keeps what it has cached.
         num_steps: Plans that have a result.
         num_blocks_needed: Blocks, the null block included, that a worker must have to execute the plans.
         num_tokens_needed: Tokens that it must take in one step.
@@ -31,6 +33,7 @@ class StreamSummary:
     capabilities: worker_service_pb2.Capabilities
     is_whole: bool
     is_redacted: bool
+    needs_older_kv: bool = False
     num_steps: int = 0
     num_blocks_needed: int = 1
     num_tokens_needed: int = 0
@@ -56,6 +59,7 @@ def list_streams(directory: Path) -> list[StreamSummary]:
         EngineError: PLAN_LOG_BROKEN; REPLAY_REFUSED when there is no log.
     """
     streams: dict[tuple[int, int], StreamSummary] = {}
+    computed_by_worker: dict[int, set[int]] = defaultdict(set)
     life = pb2.FileStarted()
 
     def add(started: pb2.WorkerStarted, *, is_whole: bool) -> None:
@@ -71,7 +75,9 @@ def list_streams(directory: Path) -> list[StreamSummary]:
             case "worker_started":
                 add(record.worker_started, is_whole=True)
             case "plan_sent":
-                _note_needs(streams[life.scheduler_epoch, record.plan_sent.stream], record.plan_sent.plan)
+                stream = streams[life.scheduler_epoch, record.plan_sent.stream]
+                computed_ids = computed_by_worker[stream.capabilities.worker_epoch]
+                _note_needs(stream, record.plan_sent.plan, computed_ids)
             case "result_received":
                 streams[life.scheduler_epoch, record.result_received.stream].num_steps += 1
     return list(streams.values())
@@ -100,10 +106,16 @@ def read_steps(directory: Path, stream: StreamSummary) -> Iterator[RecordedStep]
             yield RecordedStep(in_flight.popleft(), result)
 
 
-def _note_needs(stream: StreamSummary, plan: batch_plan_pb2.BatchPlan) -> None:
+def _note_needs(stream: StreamSummary, plan: batch_plan_pb2.BatchPlan, computed_ids: set[int]) -> None:
+    """Take up what a plan needs of a worker, whose blocks ``computed_ids`` the log's streams have written so far."""
     block_ids = [block_id for row in plan.rows for block_id in row.new_block_ids]
     for request in plan.new_requests:
-        block_ids += request.block_table.block_ids
+        table = request.block_table.block_ids
+        num_reused = -(-request.num_computed_tokens // stream.capabilities.block_size)
+        stream.needs_older_kv |= not computed_ids.issuperset(table[:num_reused])
+        block_ids += table
+    if stream.is_whole and not stream.needs_older_kv:
+        computed_ids.update(block_ids)
     stream.num_blocks_needed = max(stream.num_blocks_needed, *(block_id + 1 for block_id in block_ids), 1)
     num_tokens = len(plan.steady_handles) + sum(row.num_scheduled_tokens for row in plan.rows)
     stream.num_tokens_needed = max(stream.num_tokens_needed, num_tokens)

@@ -1,7 +1,8 @@
 """Running recorded plans again on a worker, and comparing what it samples token for token.
 
-The plans go out as they were recorded, byte for byte, so a fresh worker with the same weights does the same arithmetic
-on the same batches; whatever it samples otherwise is a difference between the two machines, builds or models.
+The plans go out as they were recorded, but for the scheduler's epoch, which a worker lets go up only. So a fresh worker
+with the same weights does the same arithmetic on the same batches; whatever it samples otherwise is a difference
+between the two machines, builds or models.
 """
 
 import asyncio
@@ -57,8 +58,14 @@ class ReplayOutcome:
     difference: Difference | None
 
 
-async def replay_stream(directory: Path, stream: StreamSummary, address: str) -> ReplayOutcome:
+async def replay_stream(directory: Path, stream: StreamSummary, address: str, epoch: int) -> ReplayOutcome:
     """Run the steps of one recorded stream on the worker at ``address``, up to the first difference.
+
+    Args:
+        directory: Of the log.
+        stream: Which.
+        address: gRPC target of the worker.
+        epoch: In the place of the scheduler's; not below that of the worker's last stream.
 
     Raises:
         EngineError: REPLAY_REFUSED when this worker cannot do the same; PLAN_LOG_BROKEN; or what the worker answers.
@@ -67,11 +74,11 @@ async def replay_stream(directory: Path, stream: StreamSummary, address: str) ->
     async with open_channel(address) as channel:
         stub = worker_service_pb2_grpc.WorkerServiceStub(channel)
         async with open_stream(lambda: stub.RunSteps()) as call:
-            hello = worker_service_pb2.Hello(scheduler_epoch=stream.scheduler_epoch, run_ahead_depth=_RUN_AHEAD_DEPTH)
+            hello = worker_service_pb2.Hello(scheduler_epoch=epoch, run_ahead_depth=_RUN_AHEAD_DEPTH)
             await write_message(call, worker_service_pb2.RunStepsRequest(hello=hello), _UNAVAILABLE)
             greeting = await read_greeting(call, _UNAVAILABLE)
             require_same_worker(stream, greeting.capabilities)
-            return await _compare(call, read_steps(directory, stream))
+            return await _compare(call, read_steps(directory, stream), epoch)
 
 
 def require_replayable(stream: StreamSummary) -> None:
@@ -84,6 +91,8 @@ def require_replayable(stream: StreamSummary) -> None:
         raise _refusal(f"{stream.title}: its tokens were left out (--record-redact); only --policy can use it")
     if not stream.is_whole:
         raise _refusal(f"{stream.title}: its first plans were removed to keep the log's bound (record_max_mib)")
+    if stream.needs_older_kv:
+        raise _refusal(f"{stream.title}: it reuses keys and values from before the recording")
 
 
 def require_same_worker(stream: StreamSummary, worker: worker_service_pb2.Capabilities) -> None:
@@ -108,6 +117,7 @@ def require_same_worker(stream: StreamSummary, worker: worker_service_pb2.Capabi
 async def _compare(
     call: BidiCall[worker_service_pb2.RunStepsRequest, worker_service_pb2.RunStepsResponse],
     steps: Iterator[RecordedStep],
+    epoch: int,
 ) -> ReplayOutcome:
     positions = _OutputPositions()
     in_flight: deque[RecordedStep] = deque()
@@ -119,6 +129,7 @@ async def _compare(
         for step in steps:
             await room.acquire()
             in_flight.append(step)
+            step.plan.scheduler_epoch = epoch
             await write_message(call, worker_service_pb2.RunStepsRequest(plan=step.plan), _UNAVAILABLE)
         await call.done_writing()
 

@@ -36,8 +36,12 @@ async def replay_on_worker(directory: Path, address: str, say: Callable[[str], N
         if stream.num_steps and stream not in chosen:
             say(f"{stream.title}: left out, {_why_left_out(stream, chosen[-1])}")
     num_different = 0
-    for stream in chosen:
-        outcome = await replay_stream(directory, stream, address)
+    # Streams of one life of a worker follow each other, since the later ones reuse what the earlier ones have cached.
+    lives = list(dict.fromkeys(stream.capabilities.worker_epoch for stream in chosen))
+    by_life = sorted(chosen, key=lambda stream: lives.index(stream.capabilities.worker_epoch))
+    newest_epoch = max(stream.scheduler_epoch for stream in chosen)
+    for stream in by_life:
+        outcome = await replay_stream(directory, stream, address, newest_epoch)
         say(f"{stream.title}: {describe_outcome(outcome, stream.num_steps)}")
         num_different += outcome.difference is not None
     say("all tokens are the same" if not num_different else f"{num_different} of {len(chosen)} streams differ")
@@ -62,10 +66,18 @@ def _choose_streams(streams: Sequence[StreamSummary]) -> list[StreamSummary]:
     executed = [stream for stream in streams if stream.num_steps]
     if not executed:
         raise EngineError(ErrorReason.REPLAY_REFUSED, "the log holds no executed step")
-    whole = [stream for stream in executed if stream.is_whole and not stream.is_redacted]
+    whole = [stream for stream in executed if _can_be_replayed(stream)]
     if not whole:
         require_replayable(executed[-1])
     return [stream for stream in whole if _kind(stream) == _kind(whole[-1])]
+
+
+def _can_be_replayed(stream: StreamSummary) -> bool:
+    try:
+        require_replayable(stream)
+    except EngineError:
+        return False
+    return True
 
 
 def _why_left_out(stream: StreamSummary, newest: StreamSummary) -> str:

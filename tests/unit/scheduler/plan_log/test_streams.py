@@ -1,0 +1,79 @@
+"""The streams in a log: what each needs of a worker, and which can be run again at all."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from services.common.errors import EngineError, ErrorReason
+from services.scheduler.plan_log.streams import StreamSummary, list_streams, read_steps
+from services.scheduler.plan_log.worker_replay import require_replayable
+from services.scheduler.plan_log.writer import PlanLogWriter
+from treadle.scheduler.v1 import plan_log_pb2 as pb2
+from treadle.worker.v1 import batch_plan_pb2, worker_service_pb2
+
+Record = pb2.PlanLogRecord
+
+
+def write(directory: Path, *records: Record, epoch: int = 7) -> list[StreamSummary]:
+    with closing(PlanLogWriter(directory, pb2.FileStarted(scheduler_epoch=epoch), 1 << 24, 1 << 20)) as writer:
+        for record in records:
+            writer.append(record)
+        writer.flush()
+    return list_streams(directory)
+
+
+def started(stream: int = 1, worker_epoch: int = 5) -> Record:
+    capabilities = worker_service_pb2.Capabilities(name="worker-0", worker_epoch=worker_epoch, block_size=16)
+    return Record(worker_started=pb2.WorkerStarted(stream=stream, capabilities=capabilities))
+
+
+def sent(plan_id: int, *block_ids: int, num_computed_tokens: int = 0, stream: int = 1) -> Record:
+    plan = batch_plan_pb2.BatchPlan(plan_id=plan_id, steady_handles=[1, 2])
+    request = plan.new_requests.add(handle=3, num_computed_tokens=num_computed_tokens)
+    request.block_table.block_ids.extend(block_ids)
+    plan.rows.add(handle=3, num_scheduled_tokens=40, new_block_ids=[30 + plan_id])
+    return Record(plan_sent=pb2.PlanSent(stream=stream, plan=plan))
+
+
+def received(plan_id: int, stream: int = 1) -> Record:
+    result = batch_plan_pb2.StepResult(plan_id=plan_id)
+    return Record(result_received=pb2.ResultReceived(stream=stream, result=result))
+
+
+def test_stream_tells_what_a_worker_must_have(tmp_path: Path) -> None:
+    (stream,) = write(tmp_path, started(), sent(1, 8, 9), received(1), sent(2))
+    assert (stream.num_steps, stream.num_blocks_needed, stream.num_tokens_needed) == (1, 33, 42)
+    assert stream.is_whole
+    require_replayable(stream)
+
+
+def test_steps_are_plans_with_their_results_and_nothing_else(tmp_path: Path) -> None:
+    records = (started(), started(2), sent(1), sent(2), sent(1, stream=2), received(1), received(1, 2), received(2))
+    first, second = write(tmp_path, *records, sent(3))
+    assert [(step.plan.plan_id, step.result.plan_id) for step in read_steps(tmp_path, first)] == [(1, 1), (2, 2)]
+    assert [step.plan.plan_id for step in read_steps(tmp_path, second)] == [1]
+
+
+def test_result_of_no_plan_is_damage(tmp_path: Path) -> None:
+    (stream,) = write(tmp_path, started(), sent(1), received(2))
+    with pytest.raises(EngineError) as raised:
+        list(read_steps(tmp_path, stream))
+    assert raised.value.reason is ErrorReason.PLAN_LOG_BROKEN
+
+
+def test_reuse_of_what_an_earlier_stream_computed_is_no_obstacle(tmp_path: Path) -> None:
+    write(tmp_path, started(), sent(1, 8, 9), received(1), epoch=1)
+    _, later = write(tmp_path, started(), sent(1, 8, 9, 10, num_computed_tokens=32), received(1), epoch=2)
+    require_replayable(later)
+
+
+@pytest.mark.parametrize(("worker_epoch", "block_ids"), [(5, (8, 10)), (6, (8, 9))])
+def test_reuse_of_what_no_stream_computed_is_refused(
+    tmp_path: Path, worker_epoch: int, block_ids: tuple[int, ...]
+) -> None:
+    write(tmp_path, started(), sent(1, 8, 9), received(1), epoch=1)
+    records = (started(1, worker_epoch), sent(1, *block_ids, num_computed_tokens=17), received(1))
+    _, later = write(tmp_path, *records, epoch=2)
+    with pytest.raises(EngineError, match="from before the recording"):
+        require_replayable(later)
