@@ -6,6 +6,7 @@ Owns: the one handle of the process. Guarantees: loading happens at the first us
 
 import ctypes
 import functools
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,8 @@ import numpy.typing as npt
 
 from treadle_kernels.cpu.structs import ABI, KvStruct, LinearStruct, ModelStruct, RowsStruct
 
-LIBRARY_PATH: Final = Path(__file__).with_name("libtreadle_cpu.so")
+# TREADLE_CPU_LIBRARY names another build, such as one with sanitizers.
+LIBRARY_PATH: Final = Path(os.environ.get("TREADLE_CPU_LIBRARY") or Path(__file__).with_name("libtreadle_cpu.so"))
 
 _POINTER = ctypes.c_void_p
 _I32, _I64, _U64, _FLOAT = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_float

@@ -357,10 +357,10 @@ void attend_as(const AttentionCall& call) {
         const Range range{seen(call, call.first_position, partition).begin, seen(call, last_position, partition).end};
         const bool is_empty = range.begin >= range.end;
         if (!is_empty) {
-            Runs<Kv> runs;
+            Runs<Kv> runs{};
             find_runs(call, partition, range, runs);
             if (rows >= kConvertFromRows) {
-                Runs<KvF32> converted;
+                Runs<KvF32> converted{};
                 convert_runs(call, range, runs, scratch, converted);
                 attend_partition(call, converted, partition, range, scratch);
             } else {

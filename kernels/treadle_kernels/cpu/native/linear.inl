@@ -16,7 +16,7 @@ using treadle::kRowBlock;
 using treadle::LinearCall;
 using treadle::TileLayout;
 
-constexpr int kPrefetchBytes = 2048;  // ahead of the codes in use
+constexpr int kPrefetchBytes = 4096;  // ahead of the weights in use
 
 // Quantised formats at compile time; the figures are those of formats.h.
 template <int kBits, bool kHasHalves, bool kHasMinimum, int kScaleBytes, int kScales, int kOffset>
@@ -167,9 +167,12 @@ void quantized_rows(const LinearCall& call, const Tile& tile, int64_t tile_index
     for (F& sum : sums) sum = f_set(0.0f);
     Activations x = from_row(*call.x, row, groups);
     for (int64_t g = 0; g < groups; ++g) {
-        if (kRows <= 2) {  // with few rows, memory is what the loop waits for
-            for (int i = 0; i < Fmt::quant_bytes; i += 64) {
-                __builtin_prefetch(tile.quants + g * Fmt::quant_bytes + kPrefetchBytes + i);
+        if (kRows <= 4) {  // with few rows, memory is what the loop waits for
+            // The planes of a tile follow each other, and so do tiles: one stream, of so many bytes a group.
+            constexpr int kStreamBytes =
+                Fmt::quant_bytes + (Fmt::scales_per_group + (Fmt::has_minimum ? 1 : 0)) * Fmt::vector_bytes;
+            for (int i = 0; i < kStreamBytes; i += 64) {
+                __builtin_prefetch(tile.quants + g * kStreamBytes + kPrefetchBytes + i);
             }
         }
         add_group<Fmt, kRows>(x, g, tile, sums);
