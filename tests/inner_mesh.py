@@ -73,14 +73,17 @@ class InnerMesh:
         )
         await self._serve(name, "worker", epoch, servicer.register_on)
 
-    async def start_scheduler(self) -> None:
+    def scheduler_config(self) -> SchedulerConfig:
         workers = tuple(f"worker-{i}=unix:{self.folder}/worker-{i}" for i in range(self.num_workers))
-        config = SchedulerConfig(
+        return SchedulerConfig(
             listen=f"unix:{self.folder}/scheduler",
             kv_cache=f"unix:{self.folder}/kv_cache",
             workers=workers,
             **self.flags,
         )
+
+    async def start_scheduler(self) -> None:
+        config = self.scheduler_config()
         epoch = new_epoch(SystemClock())
         stack = self._stacks["scheduler"] = contextlib.AsyncExitStack()
         server = RpcServer("scheduler", "scheduler", epoch)

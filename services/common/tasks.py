@@ -9,9 +9,12 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from services.common.errors import EngineError, InvariantError
+from services.common.errors import EngineError, ErrorReason, InvariantError
 
 logger = logging.getLogger(__name__)
+
+_FAILURES_BEFORE_COMPLAINT = 8
+"""Failures in a row from the start that are not worth a line: the peer is usually just starting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +44,17 @@ async def keep_up(link: str, run: Callable[[Callable[[], None]], Awaitable[None]
 
     Raises:
         InvariantError: passed on at once, since the state behind the link is not to be trusted.
+        EngineError: STALE_EPOCH is passed on too: a newer life of this process exists, and this one must end.
     Cancellation: leaves nothing behind; ``run`` is cancelled.
     """
     num_failures = 0
+    has_been_up = False
 
     def on_up() -> None:
-        nonlocal num_failures
-        if num_failures:
+        nonlocal num_failures, has_been_up
+        if has_been_up:
             logger.info("link is up again", extra={"fields": {"link": link}})
-        num_failures = 0
+        num_failures, has_been_up = 0, True
 
     while True:
         try:
@@ -58,8 +63,16 @@ async def keep_up(link: str, run: Callable[[Callable[[], None]], Awaitable[None]
         except InvariantError:
             raise
         except EngineError as error:
+            if error.reason is ErrorReason.STALE_EPOCH:
+                raise
             reason = str(error)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            # A TaskGroup inside ``run`` that fails in the moment of a cancellation raises the failure alone.
+            raise asyncio.CancelledError
         num_failures += 1
-        if num_failures == 1:
-            logger.info("link is down", extra={"fields": {"link": link, "reason": reason}})
+        if has_been_up and num_failures == 1:
+            logger.warning("link is down", extra={"fields": {"link": link, "reason": reason}})
+        elif num_failures == _FAILURES_BEFORE_COMPLAINT:
+            logger.warning("link does not come up", extra={"fields": {"link": link, "reason": reason}})
         await asyncio.sleep(backoff.delay_s(num_failures))

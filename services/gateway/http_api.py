@@ -29,6 +29,8 @@ from services.gateway.validated_request import ChatPrompt, Surface, TextPrompt
 from services.gateway.validation import FieldReader, invalid, is_int_list, shown
 
 _MAX_TEXT_LENGTH = 2**31
+_MAX_CONTEXTS = 16
+"""Contexts of the model that one call of tokenize or detokenize may take; more would hold up everybody else."""
 
 
 class HttpApi:
@@ -101,7 +103,9 @@ class HttpApi:
             if text is None:
                 raise invalid("prompt", "or messages is required")
             adds_special_tokens = reader.boolean("add_special_tokens", default=True)
-            token_ids = await self._generator.tokenize(TextPrompt(text, adds_special_tokens))
+            token_ids = await self._generator.tokenize(
+                TextPrompt(text, adds_special_tokens), max_num_tokens=_MAX_CONTEXTS * model.max_model_len
+            )
         answer: dict[str, object] = {
             "count": len(token_ids),
             "max_model_len": model.max_model_len,
@@ -114,10 +118,14 @@ class HttpApi:
     async def detokenize(self, request: Request) -> Response:
         """Turn token ids into text, special tokens included."""
         reader = await self._read(request)
-        self._validator.model(reader)
+        model = self._validator.model(reader)
         token_ids = reader.value("tokens")
         if not is_int_list(token_ids):
             raise invalid("tokens", f"must be a list of token ids, not {shown(token_ids)}")
+        if len(token_ids) > _MAX_CONTEXTS * model.max_model_len:
+            raise invalid(
+                "tokens", f"must have at most {_MAX_CONTEXTS * model.max_model_len} ids, not {len(token_ids)}"
+            )
         self._tokenizer.check_token_ids(token_ids, "tokens")
         return _json({"prompt": self._tokenizer.decode(token_ids, skip_special_tokens=False)})
 

@@ -65,6 +65,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "logit_bias": ({},),
     "allowed_token_ids": (),
     "bad_words": ([],),
+    "logits_processors": ([],),
+    "thinking_token_budget": (),
     # what form the answer has
     "response_format": ({"type": "text"},),
     "structured_outputs": ({},),
@@ -96,6 +98,9 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "truncate_prompt_tokens": (),
     "prompt_embeds": (),
     "cache_salt": (),
+    "lora_path": (),
+    "lora": ([],),
+    "kv_transfer_params": (),
     # who goes first; fcfs serves one class
     "priority": (0, Priority.NORMAL.value),
     "service_tier": ("auto", "default"),

@@ -7,6 +7,7 @@ else; when no scheduler came back within ``resume_timeout_s``, live requests end
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from types import TracebackType
@@ -17,7 +18,7 @@ from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.common.clock import Clock
-from services.common.errors import EngineError, ErrorReason
+from services.common.errors import EngineError, ErrorReason, InvariantError
 from services.common.rpc.channel import open_channel
 from services.common.rpc.outbox import Outbox
 from services.common.rpc.status import from_rpc_error, from_status
@@ -43,6 +44,9 @@ _UNAVAILABLE = ErrorReason.SCHEDULER_UNAVAILABLE
 _HEALTH_INTERVAL_S = 0.5
 _HEALTH_INTERVAL_UNREADY_S = 0.05
 _HEALTH_TIMEOUT_S = 1.0
+_LEAVING_TIMEOUT_S = 2.0
+_MAX_MESSAGE_TOKENS = 1_000_000
+"""Tokens after which the rest of the submissions travels in a further message; far below the limit of a message."""
 
 _PRIORITIES = {
     Priority.VIP: generation_pb2.PRIORITY_CLASS_VIP,
@@ -65,7 +69,8 @@ class RemoteGeneration:
         self.journal = StreamJournal()
 
     async def __aenter__(self) -> Self:
-        """Submit the request."""
+        """Submit the request, once an earlier one of the same id that was left has ended at the scheduler."""
+        await self._scheduler.until_free(self.request.request_id)
         self._scheduler.submit(self)
         return self
 
@@ -104,6 +109,8 @@ class RemoteScheduler:
         self._live: dict[str, RemoteGeneration] = {}
         self._to_submit: dict[str, RemoteGeneration] = {}
         self._to_cancel: set[str] = set()
+        # Ids whose reader has left and whose last event has not come: what still comes is not of a new life.
+        self._leaving: dict[str, asyncio.Event] = {}
         self._outbox: Outbox[pb2.ConnectRequest] = Outbox(self._take_message)
         self._models: tuple[ServedModel, ...] = ()
         self._scheduler_epoch = 0
@@ -158,6 +165,14 @@ class RemoteScheduler:
 
     # -- called by RemoteGeneration
 
+    async def until_free(self, request_id: str) -> None:
+        """Wait, for a moment, until an earlier request of this id that was left has ended at the scheduler."""
+        is_ended = self._leaving.get(request_id)
+        if is_ended is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LEAVING_TIMEOUT_S):
+                    await is_ended.wait()
+
     def submit(self, generation: RemoteGeneration) -> None:
         """Queue a new request for the next message.
 
@@ -169,7 +184,7 @@ class RemoteScheduler:
             raise EngineError(ErrorReason.DRAINING, "This gateway is stopping; try another one.")
         if not self._is_linked:
             raise EngineError(_UNAVAILABLE, "The scheduler is not connected; try again shortly.")
-        if request_id in self._live or request_id in self._to_cancel:
+        if request_id in self._live or request_id in self._leaving:
             message = f"A request with id {request_id!r} is running; choose another id."
             raise EngineError(ErrorReason.DUPLICATE_REQUEST, message, field="request_id", request_id=request_id)
         self._live[request_id] = generation
@@ -186,7 +201,8 @@ class RemoteScheduler:
         if not self._live:
             self._is_idle.set()
         has_left = self._to_submit.pop(request_id, None) is None
-        if has_left and not generation.journal.is_closed:
+        if has_left and self._is_linked and not generation.journal.is_closed:
+            self._leaving[request_id] = asyncio.Event()
             self._to_cancel.add(request_id)
             self._outbox.notify()
 
@@ -219,6 +235,9 @@ class RemoteScheduler:
                     await exchange(call, self._outbox, self._receive, _UNAVAILABLE)
                 finally:
                     self._is_linked = False
+                    for is_ended in self._leaving.values():
+                        is_ended.set()  # the scheduler aborts what its broken stream carried
+                    self._leaving.clear()
 
     def _link_is_up(self) -> None:
         """Submit every live request to the scheduler's new life, from where its journal stands."""
@@ -232,12 +251,13 @@ class RemoteScheduler:
     def _take_message(self) -> pb2.ConnectRequest | None:
         if not self._to_submit and not self._to_cancel:
             return None
-        message = pb2.ConnectRequest(
-            submissions=[_to_submission(generation) for generation in self._to_submit.values()],
-            cancel_request_ids=sorted(self._to_cancel),
-        )
-        self._to_submit.clear()
+        message = pb2.ConnectRequest(cancel_request_ids=sorted(self._to_cancel))
         self._to_cancel.clear()
+        num_tokens = 0
+        while self._to_submit and num_tokens < _MAX_MESSAGE_TOKENS:
+            generation = self._to_submit.pop(next(iter(self._to_submit)))
+            message.submissions.append(_to_submission(generation))
+            num_tokens += len(generation.request.prompt_token_ids) + generation.journal.num_tokens
         return message
 
     def _receive(self, message: pb2.ConnectResponse) -> None:
@@ -245,13 +265,24 @@ class RemoteScheduler:
         if message.has_served_models:
             self._mirror_models(message)
         for event in message.events:
+            if event.request_id in self._leaving:
+                if event.HasField("finish") or event.HasField("error"):
+                    self._leaving.pop(event.request_id).set()
+                continue
             generation = self._live.get(event.request_id)
-            if generation is None:
-                continue  # cancelled while this was under way
-            if event.HasField("error"):
-                generation.journal.fail(from_status(event.error, ErrorReason.STEP_FAILED))
-            else:
-                generation.journal.append(event.seq, list(event.token_ids), _finish_of(event))
+            if generation is not None:
+                self._record(generation, event)
+
+    def _record(self, generation: RemoteGeneration, event: pb2.RequestEvent) -> None:
+        if event.HasField("error"):
+            generation.journal.fail(from_status(event.error, ErrorReason.STEP_FAILED))
+            return
+        try:
+            generation.journal.append(event.seq, list(event.token_ids), _finish_of(event))
+        except InvariantError as error:
+            # Only this stream's continuation is in doubt: it must not go on, the others may.
+            logger.critical("broken stream", exc_info=error, extra={"fields": {"request_id": event.request_id}})
+            generation.journal.fail(error)
 
     def _mirror_models(self, message: pb2.ConnectResponse) -> None:
         created = {model.name: model.created_unix_s for model in self._models}

@@ -14,7 +14,7 @@ import grpc
 from services.common.errors import EngineError, ErrorReason
 from services.common.rpc.server import RpcServer
 from services.gateway.generation import PreparedRequest, TextDelta, TextEnd
-from services.gateway.openai_schema import RequestValidator
+from services.gateway.openai_schema import MAX_TIMEOUT_S, RequestValidator
 from services.gateway.ports import FinishReason, ServedModel
 from services.gateway.remote import RemoteScheduler
 from services.gateway.text_generator import TextGenerator
@@ -135,7 +135,7 @@ class GenerationServicer(pb2_grpc.GenerationServiceServicer):
         fields = _common_fields(request)
         time_left_s = context.time_remaining()
         if time_left_s is not None:
-            fields["timeout"] = max(time_left_s, 0.001)
+            fields["timeout"] = min(max(time_left_s, 0.001), MAX_TIMEOUT_S)
         match request.WhichOneof("prompt"):
             case "text":
                 return self._validator.completion(fields | {"prompt": request.text}, Surface.GRPC)

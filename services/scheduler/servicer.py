@@ -169,7 +169,8 @@ class SchedulerServicer(pb2_grpc.SchedulerServiceServicer):
 async def _read_hello(request_iterator: AsyncIterator[pb2.ConnectRequest]) -> str:
     async for request in request_iterator:
         if request.HasField("hello") and request.hello.gateway:
-            return request.hello.gateway
+            # Two processes of one name are two gateways: neither may take the other's events.
+            return f"{request.hello.gateway}/{request.hello.gateway_epoch:x}"
         break
     raise EngineError(ErrorReason.INVALID_REQUEST, "The first message must carry a hello with a name.", field="hello")
 
@@ -178,6 +179,9 @@ def _from_submission(submission: pb2.Submission, gateway: str) -> Submission:
     if submission.resume_from_seq != len(submission.output_token_ids):
         text = "resume_from_seq must equal the number of output_token_ids"
         raise EngineError(ErrorReason.INVALID_REQUEST, text, field="resume_from_seq")
+    priority = _PRIORITIES.get(submission.priority)
+    if priority is None:
+        raise EngineError(ErrorReason.INVALID_REQUEST, "priority is no class that exists", field="priority")
     sampling = submission.sampling
     if not sampling.HasField("seed"):
         raise EngineError(ErrorReason.INVALID_REQUEST, "sampling.seed is required", field="sampling.seed")
@@ -202,7 +206,7 @@ def _from_submission(submission: pb2.Submission, gateway: str) -> Submission:
             sample_index=submission.sample_index,
         ),
         leader_request_id=submission.leader_request_id or None,
-        priority=_PRIORITIES[submission.priority],
+        priority=priority,
         deadline_ms=submission.deadline_unix_ms if submission.HasField("deadline_unix_ms") else None,
         is_resumable=submission.is_resumable,
     )

@@ -5,11 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from services.common.clock import SystemClock
+from services.common.epoch import new_epoch
 from services.common.errors import EngineError, ErrorReason
+from services.common.rpc.server import RpcServer
 from services.gateway.ports import FinishReason
+from services.gateway.remote import RemoteScheduler
+from services.scheduler.service import SchedulerService
 from tests.contract.test_scheduler_port import PROMPT, read_all, request, tokens_of
 from tests.fakes.fake_executor import continuation
-from tests.inner_mesh import InnerMesh, inner_mesh, until
+from tests.inner_mesh import InnerMesh, inner_mesh, running, until
 
 pytestmark = pytest.mark.usefixtures("no_leaked_tasks")
 
@@ -122,3 +127,42 @@ async def test_cancel_at_the_very_end_frees_everything_once(tmp_path: Path, dela
                     if event.finish is not None:
                         assert event.finish.reason in (FinishReason.LENGTH, FinishReason.CANCELLED)
         await nothing_is_held(mesh)
+
+
+async def test_request_id_can_be_used_again_at_once_after_its_reader_left(tmp_path: Path):
+    async with inner_mesh(tmp_path) as mesh:
+        for max_tokens in range(1, 40):
+            async with mesh.scheduler.open_generation(request("R", max_tokens=400)) as generation:
+                await anext(generation)
+            events = await read_all(mesh.scheduler, request("R", max_tokens=max_tokens))
+            assert tokens_of(events) == continuation(list(PROMPT), max_tokens)
+        await nothing_is_held(mesh)
+
+
+async def test_two_gateways_of_one_name_do_not_take_each_others_events(tmp_path: Path):
+    async with inner_mesh(tmp_path) as mesh, mesh.scheduler.open_generation(request("a", max_tokens=300)) as generation:
+        events = [await anext(generation)]
+        clock = SystemClock()
+        other = RemoteScheduler(f"unix:{tmp_path}/scheduler", "gateway", new_epoch(clock) + 1, 5.0, clock)
+        async with running(other.run()):
+            await until(other.is_ready)
+            assert len(tokens_of(await read_all(other, request("b")))) == 20
+        events += [event async for event in generation]
+        assert tokens_of(events) == continuation(list(PROMPT), 300)
+        assert len(tokens_of(await read_all(mesh.scheduler, request("c")))) == 20
+
+
+async def test_submissions_beyond_the_size_of_a_message_travel_in_several(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("services.gateway.remote._MAX_MESSAGE_TOKENS", 10)
+    async with inner_mesh(tmp_path) as mesh:
+        outputs = await run_many(mesh, 20, 5)
+    assert outputs == [continuation(list(PROMPT), 5)] * 20
+
+
+async def test_scheduler_that_a_newer_one_has_replaced_ends(tmp_path: Path):
+    async with inner_mesh(tmp_path) as mesh:
+        older = SchedulerService(mesh.scheduler_config(), RpcServer("scheduler", "scheduler", 1), epoch=1)
+        async with asyncio.timeout(10):
+            with pytest.raises(ExceptionGroup) as caught:
+                await older.run()
+    assert caught.group_contains(EngineError, match="newer scheduler")

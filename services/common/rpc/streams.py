@@ -110,6 +110,8 @@ async def write_message(call: BidiCall[Sent, object], message: Sent, unavailable
         await call.write(message)
     except grpc.RpcError as error:
         raise from_rpc_error(error, unavailable) from error
+    except asyncio.InvalidStateError as error:  # grpc.aio's way of saying that the call has ended
+        raise EngineError(unavailable, "the stream has ended") from error
 
 
 async def exchange(

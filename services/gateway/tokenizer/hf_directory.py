@@ -71,6 +71,7 @@ def load_hf_tokenizer(path: Path) -> Tokenizer:
         special_token_texts=names,
         chat_template=_chat_template(directory, config),
         model_max_length=_plausible_length(config.get("model_max_length")),
+        num_embeddings=_plausible_length(directory.json_object("config.json").get("vocab_size")),
     )
     return Tokenizer(backend, facts)
 

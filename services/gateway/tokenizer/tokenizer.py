@@ -32,6 +32,7 @@ class TokenizerFacts:
         special_token_texts: Text of the named special tokens (``bos_token``, ``eos_token``, ...) for chat templates.
         chat_template: Source of the Jinja template, if the model has one.
         model_max_length: The longest text in tokens that the tokenizer claims to be good for; a hint.
+        num_embeddings: Rows of the model's embedding; tokens beyond them exist in the tokenizer only, and are refused.
     """
 
     coding: PieceCoding
@@ -40,6 +41,7 @@ class TokenizerFacts:
     special_token_texts: Mapping[str, str] = field(default_factory=dict)
     chat_template: str | None = None
     model_max_length: int | None = None
+    num_embeddings: int | None = None
 
 
 class Tokenizer:
@@ -59,7 +61,10 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._facts = facts
-        self._ids = _id_set(backend)
+        ids = _id_set(backend)
+        limit = facts.num_embeddings
+        self._has_unknown_ids = limit is not None and max(ids) >= limit
+        self._ids = frozenset(i for i in ids if i < limit) if limit is not None and self._has_unknown_ids else ids
         self._vocab_size = max(self._ids) + 1
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -150,7 +155,7 @@ class Tokenizer:
             EngineError: INVALID_REQUEST naming ``field``, when the text holds a lone surrogate.
         """
         _check_unicode(text, field)
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self._checked(self._backend.encode(text, add_special_tokens=add_special_tokens).ids, field)
 
     def min_num_tokens(self, text: str) -> int:
         """Give a lower bound of the number of tokens of ``text`` in no time: no token spells more than the longest."""
@@ -166,7 +171,8 @@ class Tokenizer:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_NUM_ENCODER_THREADS, thread_name_prefix="encode")
         _check_unicode(text, field)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode_long, text, add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return self._checked(await loop.run_in_executor(self._pool, self._encode_long, text, add_special_tokens), field)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Turn a whole text's ids into text; bytes that are not UTF-8 become U+FFFD, unknown ids nothing."""
@@ -190,6 +196,12 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """Give a single token as text, for people; U+FFFD stands for bytes that are no whole character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _checked(self, token_ids: list[int], field: str) -> list[int]:
+        """Refuse a text that spells a token which the model does not have."""
+        if self._has_unknown_ids:
+            self.check_token_ids(token_ids, field)
+        return token_ids
 
     def _encode_long(self, text: str, add_special_tokens: bool) -> list[int]:
         # The library releases the interpreter lock for batches only, even of one. This is also a third faster.

@@ -171,3 +171,15 @@ def test_vocabulary_without_gaps_knows_its_size(tmp_path):
     tokenizer = load(tmp_path)
     assert tokenizer.vocab_size == len(byte_level_vocabulary())
     assert not tokenizer.has(tokenizer.vocab_size)
+
+
+def test_text_that_spells_a_token_beyond_the_embedding_is_refused(tmp_path):
+    backend = byte_level_tokenizer()
+    num_embeddings = backend.get_vocab_size()
+    backend.add_special_tokens(["<pad>"])
+    tokenizer = load(tmp_path, backend, config_json={"vocab_size": num_embeddings})
+    assert tokenizer.vocab_size == num_embeddings
+    assert tokenizer.encode("ab", add_special_tokens=False)
+    with pytest.raises(EngineError) as caught:
+        tokenizer.encode("a <pad> b", add_special_tokens=False)
+    assert caught.value.metadata["field"].startswith("prompt")
