@@ -13,7 +13,9 @@ from treadle.gateway.v1 import generation_service_pb2_grpc as pb2_grpc
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.slow]
 
-QUESTION = {"role": "user", "content": "What is the capital of France?"}
+# Asked so, the answer leads by about a logit at every token, and does not hang on the number format. "What is ...?" is
+# a toss-up between English and French for this model: its first token leads by 0.08 in float32.
+QUESTION = {"role": "user", "content": "Name the capital of France."}
 ANSWER = "The capital of France is Paris."
 
 
