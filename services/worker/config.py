@@ -10,6 +10,7 @@ Device = Literal["auto", "cpu"]
 Backend = Literal["auto", "native", "torch"]
 Quantization = Literal["none", "int8", "int4"]
 KvDtype = Literal["auto", "bfloat16", "float32", "int8"]
+SwapCompression = Literal["none", "int8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,14 @@ class WorkerConfig(ServiceConfig):
     """Memory for keys and values, in GiB; 0: a quarter of what is free after the weights, at most 4 GiB, at most
     what 64 requests of the longest length need."""
 
+    swap_space_gib: float = 0.0
+    """Host memory for blocks that the KV cache has no room for, in GiB: what preempted requests and past prompts left
+    is brought back from there instead of being computed again. 0: it is computed again."""
+
+    swap_compression: SwapCompression = "none"
+    """How blocks are written in that memory: `int8` (a scale a token and head) holds about twice as many of bfloat16,
+    and changes what comes back by up to 1/254 of the largest number beside it, so outputs may change."""
+
     max_model_len: int = 0
     """Longest prompt and output together, in tokens; 0: what the model was made for, or what fits the KV cache."""
 
@@ -70,6 +79,7 @@ class WorkerConfig(ServiceConfig):
         require_config(bool(self.model), "model", "is required: a Hugging Face directory or a GGUF file")
         require_config(self.block_size >= 1, "block_size", "must be at least 1")
         require_config(self.kv_cache_gib >= 0, "kv_cache_gib", "must not be negative")
+        require_config(self.swap_space_gib >= 0, "swap_space_gib", "must not be negative")
         require_config(self.max_model_len >= 0, "max_model_len", "must not be negative")
         require_config(self.max_num_batched_tokens >= 1, "max_num_batched_tokens", "must be at least 1")
         require_config(self.max_run_ahead_depth >= 1, "max_run_ahead_depth", "must be at least 1")

@@ -35,8 +35,21 @@ def plan_num_blocks(
         most_blocks = _DEFAULT_KV_REQUESTS * (trained_len // config.block_size + 1) + 1
         share_bytes = round((free_bytes - plan.weights_bytes) * _DEFAULT_KV_SHARE)
         kv_bytes = min(_DEFAULT_KV_LIMIT_BYTES, share_bytes, most_blocks * block_bytes)
-    plan.check(free_bytes, kv_cache_bytes=max(kv_bytes, 0))
+    plan.check(free_bytes, kv_cache_bytes=max(kv_bytes, 0) + round(config.swap_space_gib * _GIB))
     return num_blocks_for(kv_bytes, block_bytes)
+
+
+def plan_num_host_blocks(config: WorkerConfig, stored_bytes: int) -> int:
+    """Choose the size of the host tier, of which a block takes ``stored_bytes``. Pure.
+
+    Raises:
+        EngineError: INVALID_CONFIG: host memory is asked for and holds no block.
+    """
+    num_bytes = round(config.swap_space_gib * _GIB)
+    if 0 < num_bytes < stored_bytes:
+        text = f"swap_space_gib is {config.swap_space_gib}, and a block takes {stored_bytes} bytes"
+        raise EngineError(ErrorReason.INVALID_CONFIG, text, field="swap_space_gib")
+    return num_bytes // stored_bytes
 
 
 def num_blocks_for(num_bytes: int, block_bytes: int) -> int:

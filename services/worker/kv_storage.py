@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from services.worker.host_tier import Bytes
 from services.worker.model_config import ModelConfig
 
 
@@ -50,6 +51,19 @@ class KVStorage:
         self.block_size = block_size
         self.dtype = dtype
         self.is_poisoned = is_poisoned
+
+    def read_blocks(self, block_ids: Sequence[int]) -> Bytes:
+        """Return what blocks hold, layer by layer, as ``[len(block_ids), bytes_per_block]``."""
+        parts = [layer[list(block_ids)].view(torch.uint8).flatten(1) for layer in self.layers]
+        content: Bytes = torch.cat(parts, dim=1).cpu().numpy()
+        return content
+
+    def write_blocks(self, block_ids: Sequence[int], content: Bytes) -> None:
+        """Write what ``read_blocks`` returned."""
+        parts = torch.from_numpy(content).chunk(len(self.layers), dim=1)
+        for layer, part in zip(self.layers, parts, strict=True):
+            blocks = part.contiguous().view(self.dtype).view(-1, *layer.shape[1:])
+            layer[list(block_ids)] = blocks.to(layer.device)
 
     def poison(self, block_ids: Sequence[int], num_kept_slots: int = 0) -> None:
         """Fill the blocks' slots with NaN, but for the first few, when poisoning is on.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from services.worker.device_executor import StepRunner
+from services.worker.host_costs import HostCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,8 @@ class LoadedModel:
         num_blocks: Blocks of the KV cache, the null block included.
         max_model_len: Longest prompt and output together.
         dtype: Number format of most weights, for people.
+        num_host_blocks: Blocks of the host tier.
+        host_costs: What restoring and computing cost; None without a host tier.
     """
 
     runner: StepRunner
@@ -24,3 +27,5 @@ class LoadedModel:
     num_blocks: int
     max_model_len: int
     dtype: str
+    num_host_blocks: int = 0
+    host_costs: HostCosts | None = None

@@ -5,11 +5,13 @@ was chosen: a worker on the native engine never imports torch.
 """
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from services.common.clock import Clock
 from services.common.errors import EngineError, ErrorReason
 from services.worker.config import WorkerConfig
+from services.worker.host_costs import HostCosts, measure_host_costs
 from services.worker.load_progress_log import LoadProgressLog
 from services.worker.loaded_model import LoadedModel
 from services.worker.weights import Checkpoint, open_checkpoint
@@ -38,15 +40,29 @@ def load_model(config: WorkerConfig, clock: Clock) -> LoadedModel:
         from services.worker.torch_loading import load_torch
 
         backend, loaded = "torch", load_torch(config, checkpoint, clock, progress)
+    if loaded.num_host_blocks:
+        loaded = replace(loaded, host_costs=_measure_host_costs(config, loaded, clock))
     fields = {
         "model": loaded.name,
         "backend": backend,
         "dtype": loaded.dtype,
         "num_blocks": loaded.num_blocks,
+        "num_host_blocks": loaded.num_host_blocks,
         "max_model_len": loaded.max_model_len,
     }
     logger.info("model loaded in %.2f s", clock.monotonic_s() - started_s, extra={"fields": fields})
     return loaded
+
+
+def _measure_host_costs(config: WorkerConfig, loaded: LoadedModel, clock: Clock) -> HostCosts:
+    return measure_host_costs(
+        loaded.runner,
+        clock,
+        max_num_tokens=min(config.max_num_batched_tokens, loaded.max_model_len),
+        num_blocks=loaded.num_blocks,
+        num_host_blocks=loaded.num_host_blocks,
+        block_size=config.block_size,
+    )
 
 
 def why_not_native(config: WorkerConfig, checkpoint: Checkpoint) -> str | None:

@@ -12,6 +12,8 @@ import torch
 from services.common.clock import Clock, SystemClock
 from services.common.errors import EngineError, ErrorReason, InvariantError
 from services.common.verify import require
+from services.worker.host_codec import PlainCodec
+from services.worker.host_tier import HostTier
 from services.worker.input_batch import InputBatch, StepInputs
 from services.worker.kv_storage import KVStorage
 from services.worker.models.decoder import Decoder
@@ -26,6 +28,7 @@ class ModelRunner:
         model: Built and loaded.
         kv_storage: Of the model's shape and dtype.
         max_num_batched_tokens: Most tokens of a step; bounds the activations' memory.
+        host_tier: Over the same storage; None: there is none.
         clock: Times the parts of a step.
     """
 
@@ -35,11 +38,13 @@ class ModelRunner:
         kv_storage: KVStorage,
         *,
         max_num_batched_tokens: int,
+        host_tier: HostTier | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._model = model
         self._kv_storage = kv_storage
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._host_tier = host_tier or HostTier(0, PlainCodec(0), kv_storage)
         self._clock = clock or SystemClock()
         self._batch = InputBatch(
             block_size=kv_storage.block_size,
@@ -71,9 +76,10 @@ class ModelRunner:
         started_s = self._clock.monotonic_s()
         self._check(plan)
         self._batch.apply(plan)
-        self._poison_fresh_slots(plan)
         failed_before = self._batch.failed_handles(plan.rows)
         try:
+            self._host_tier.copy(plan.block_copies)
+            self._poison_fresh_slots(plan)
             inputs = self._batch.prepare(plan.rows)
             prepared_s = self._clock.monotonic_s()
             logits = self._forward(inputs) if inputs else None
@@ -102,6 +108,7 @@ class ModelRunner:
             num_tokens=num_tokens,
             max_num_batched_tokens=self._max_num_batched_tokens,
         )
+        self._host_tier.check(plan.block_copies)
         self._batch.check(plan)
 
     def _poison_fresh_slots(self, plan: BatchPlan) -> None:

@@ -11,6 +11,7 @@ what this worker has computed for the handle so far::
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import NewType
 
 Handle = NewType("Handle", int)
@@ -83,6 +84,28 @@ class ScheduledRow:
     is_sampling: bool = False
 
 
+class CopyDirection(Enum):
+    """Which way a block's bytes go."""
+
+    TO_HOST = "to_host"
+    TO_DEVICE = "to_device"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Bytes to be copied between a block of the device and a slot of the host tier.
+
+    Attributes:
+        direction: Which of the two is written.
+        block_id: The block.
+        host_slot: The slot, counted from 0.
+    """
+
+    direction: CopyDirection
+    block_id: BlockId
+    host_slot: int
+
+
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
     """One step of one worker. Executed strictly in the order of ``plan_id``.
@@ -92,12 +115,14 @@ class BatchPlan:
         new_requests: Admitted before the rows run.
         rows: What to compute, at most one row a handle.
         finished_handles: Forgotten before anything else happens.
+        block_copies: Carried out in this order after that, before any row runs.
     """
 
     plan_id: int
     new_requests: tuple[NewRequest, ...] = ()
     rows: tuple[ScheduledRow, ...] = ()
     finished_handles: tuple[Handle, ...] = ()
+    block_copies: tuple[BlockCopy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

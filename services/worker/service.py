@@ -62,4 +62,7 @@ class WorkerService:
             max_num_batched_tokens=self._config.max_num_batched_tokens,
             device="cpu",
             dtype=loaded.dtype,
+            num_host_blocks=loaded.num_host_blocks,
+            block_restore_us=loaded.host_costs.block_restore_us if loaded.host_costs else 0.0,
+            token_prefill_us=loaded.host_costs.token_prefill_us if loaded.host_costs else 0.0,
         )

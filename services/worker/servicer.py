@@ -17,16 +17,24 @@ from services.common.errors import EngineError, ErrorReason
 from services.common.rpc.server import RpcServer
 from services.worker.plan import (
     BatchPlan,
+    BlockCopy,
     BlockId,
+    CopyDirection,
     Handle,
     NewRequest,
     SamplingParams,
     ScheduledRow,
     StepResult,
 )
+from treadle.kv_cache.v1 import block_pb2
 from treadle.worker.v1 import batch_plan_pb2
 from treadle.worker.v1 import worker_service_pb2 as pb2
 from treadle.worker.v1 import worker_service_pb2_grpc as pb2_grpc
+
+_COPY_DIRECTIONS = {
+    int(block_pb2.COPY_DIRECTION_TO_HOST): CopyDirection.TO_HOST,
+    int(block_pb2.COPY_DIRECTION_TO_DEVICE): CopyDirection.TO_DEVICE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,9 @@ class Capabilities:
     max_num_batched_tokens: int
     device: str
     dtype: str
+    num_host_blocks: int = 0
+    block_restore_us: float = 0.0
+    token_prefill_us: float = 0.0
 
 
 class Executor(Protocol):
@@ -225,7 +236,15 @@ def _from_plan(plan: batch_plan_pb2.BatchPlan) -> BatchPlan:
         new_requests=tuple(_from_new_request(request) for request in plan.new_requests),
         rows=(*steady, *rows),
         finished_handles=tuple(Handle(handle) for handle in plan.finished_handles),
+        block_copies=tuple(_from_block_copy(copy) for copy in plan.block_copies),
     )
+
+
+def _from_block_copy(copy: block_pb2.BlockCopy) -> BlockCopy:
+    direction = _COPY_DIRECTIONS.get(copy.direction)
+    if direction is None:
+        raise EngineError(ErrorReason.INVALID_REQUEST, "A block copy must say its direction.", field="block_copies")
+    return BlockCopy(direction, BlockId(copy.block_id), copy.host_slot)
 
 
 def _from_new_request(request: batch_plan_pb2.NewRequest) -> NewRequest:
@@ -260,4 +279,7 @@ def _to_capabilities(capabilities: Capabilities) -> pb2.Capabilities:
         max_num_batched_tokens=capabilities.max_num_batched_tokens,
         device=capabilities.device,
         dtype=capabilities.dtype,
+        num_host_blocks=capabilities.num_host_blocks,
+        block_restore_us=capabilities.block_restore_us,
+        token_prefill_us=capabilities.token_prefill_us,
     )

@@ -7,8 +7,10 @@ import torch
 from services.common.clock import Clock
 from services.common.errors import EngineError, ErrorReason
 from services.worker.config import WorkerConfig
+from services.worker.host_codec import make_codec
 from services.worker.host_memory import available_bytes
-from services.worker.kv_budget import plan_max_model_len, plan_num_blocks
+from services.worker.host_tier import HostTier
+from services.worker.kv_budget import plan_max_model_len, plan_num_blocks, plan_num_host_blocks
 from services.worker.kv_storage import KVStorage, bytes_per_block
 from services.worker.loaded_model import LoadedModel
 from services.worker.model_runner import ModelRunner
@@ -30,13 +32,16 @@ def load_torch(
     _refuse_native_options(config)
     torch.set_num_threads(config.num_threads or len(os.sched_getaffinity(0)))
     dtype, model_config = DTYPES[config.dtype], checkpoint.config
+    block_bytes = bytes_per_block(model_config, config.block_size, dtype)
     num_blocks = plan_num_blocks(
         config,
         plan_memory(model_config, dtype),
         available_bytes(),
-        block_bytes=bytes_per_block(model_config, config.block_size, dtype),
+        block_bytes=block_bytes,
         trained_len=model_config.max_model_len,
     )
+    codec = make_codec(config.swap_compression, block_bytes, model_config.head_dim, config.dtype)
+    num_host_blocks = plan_num_host_blocks(config, codec.stored_bytes)
     max_model_len = plan_max_model_len(config, model_config.max_model_len, num_blocks)
     with torch.inference_mode():
         model = build_model(model_config, stream_tensors(checkpoint, dtype, on_progress), dtype=dtype)
@@ -47,7 +52,13 @@ def load_torch(
         dtype=dtype,
         is_poisoned=config.poison_new_blocks,
     )
-    runner = ModelRunner(model, storage, max_num_batched_tokens=config.max_num_batched_tokens, clock=clock)
+    runner = ModelRunner(
+        model,
+        storage,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        host_tier=HostTier(num_host_blocks, codec, storage),
+        clock=clock,
+    )
     return LoadedModel(
         runner=runner,
         name=config.model_name or checkpoint.name,
@@ -55,6 +66,7 @@ def load_torch(
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         dtype=config.dtype,
+        num_host_blocks=num_host_blocks,
     )
 
 

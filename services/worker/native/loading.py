@@ -4,14 +4,17 @@ import os
 from collections import Counter
 
 from services.common.clock import Clock
+from services.common.errors import EngineError, ErrorReason
 from services.worker.config import WorkerConfig
+from services.worker.host_codec import BlockCodec, NumberFormat, make_codec
 from services.worker.host_memory import available_bytes
-from services.worker.kv_budget import plan_max_model_len, plan_num_blocks
+from services.worker.host_tier import HostTier
+from services.worker.kv_budget import plan_max_model_len, plan_num_blocks, plan_num_host_blocks
 from services.worker.loaded_model import LoadedModel
 from services.worker.native.packed_file import Bytes, candidate_paths, open_or_pack
 from services.worker.native.packing import pack_tensors
 from services.worker.native.recipe import Recipe, make_recipe
-from services.worker.native.runner import NativeRunner
+from services.worker.native.runner import KvBlocks, NativeRunner
 from services.worker.native.weights import model_shape, model_weights
 from services.worker.weights import Checkpoint, MemoryPlan, ProgressCallback
 from treadle_kernels.cpu import CpuModel, KvCache, KvDtype, KvShape, ThreadPool
@@ -37,6 +40,8 @@ def load_native(
         block_bytes=kv_shape.bytes_per_block(),
         trained_len=model_config.max_model_len,
     )
+    codec = _host_codec(config, kv_shape)
+    num_host_blocks = plan_num_host_blocks(config, codec.stored_bytes)
     max_model_len = plan_max_model_len(config, model_config.max_model_len, num_blocks)
     packed = open_or_pack(
         candidate_paths(checkpoint.path, recipe, os.environ),
@@ -44,10 +49,12 @@ def load_native(
         lambda out: pack_tensors(recipe, out, on_progress),
     )
     model = build_native_model(config, checkpoint, recipe, packed, max_positions=max_model_len)
+    cache = KvCache(kv_shape, num_blocks)
     runner = NativeRunner(
         model,
-        KvCache(kv_shape, num_blocks),
+        cache,
         max_positions=max_model_len,
+        host_tier=HostTier(num_host_blocks, codec, KvBlocks(cache)),
         is_poisoned=config.poison_new_blocks,
         clock=clock,
     )
@@ -58,6 +65,7 @@ def load_native(
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         dtype=_commonest_format(recipe),
+        num_host_blocks=num_host_blocks,
     )
 
 
@@ -80,13 +88,31 @@ def build_native_model(
     )
 
 
+def _host_codec(config: WorkerConfig, kv_shape: KvShape) -> BlockCodec:
+    """Choose how blocks are written in host memory.
+
+    Raises:
+        EngineError: INVALID_CONFIG: the engine pads heads of this width, so blocks are not plain rows of numbers.
+    """
+    name, block_bytes = _kv_dtype_name(config), kv_shape.bytes_per_block()
+    num_values = 2 * kv_shape.num_layers * kv_shape.num_kv_heads * kv_shape.head_dim * kv_shape.block_size
+    is_padded = name != "int8" and block_bytes != num_values * (4 if name == "float32" else 2)
+    if config.swap_compression != "none" and is_padded:
+        text = f"swap_compression {config.swap_compression} needs heads that the engine does not pad"
+        raise EngineError(ErrorReason.INVALID_CONFIG, text, field="swap_compression")
+    return make_codec(config.swap_compression, block_bytes, kv_shape.head_dim, name)
+
+
+def _kv_dtype_name(config: WorkerConfig) -> NumberFormat:
+    return config.dtype if config.kv_dtype == "auto" else config.kv_dtype
+
+
 def _kv_shape(config: WorkerConfig, checkpoint: Checkpoint) -> KvShape:
-    name = config.dtype if config.kv_dtype == "auto" else config.kv_dtype
     return KvShape(
         num_layers=checkpoint.config.num_layers,
         num_kv_heads=checkpoint.config.num_kv_heads,
         head_dim=checkpoint.config.head_dim,
-        dtype=_KV_DTYPE_BY_NAME[name],
+        dtype=_KV_DTYPE_BY_NAME[_kv_dtype_name(config)],
         block_size=config.block_size,
     )
 

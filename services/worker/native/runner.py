@@ -13,8 +13,10 @@ import numpy.typing as npt
 from services.common.clock import Clock, SystemClock
 from services.common.errors import EngineError, ErrorReason
 from services.common.verify import require
+from services.worker.host_codec import PlainCodec
+from services.worker.host_tier import Bytes, HostTier
 from services.worker.native.request_table import PlannedRows, RequestTable, StepArrays
-from services.worker.plan import BatchPlan, Handle, RowError, SampledToken, StepResult, StepTimings
+from services.worker.plan import BatchPlan, BlockId, Handle, RowError, SampledToken, StepResult, StepTimings
 from treadle_kernels.cpu import CpuModel, KvCache
 from treadle_kernels.cpu.sampling import NOT_FINITE
 
@@ -25,6 +27,22 @@ _POISON = 0xFF
 """Filled into every byte, NaN in bfloat16 and float32, and in the float32 scales of int8."""
 
 
+class KvBlocks:
+    """The engine's blocks as bytes; implements ``host_tier.BlockMemory``."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self._memory = cache.memory
+        self.num_blocks = cache.num_blocks
+
+    def read_blocks(self, block_ids: Sequence[BlockId]) -> Bytes:
+        """Return what blocks hold, ``[len(block_ids), bytes_per_block]``."""
+        return self._memory[list(block_ids)]
+
+    def write_blocks(self, block_ids: Sequence[BlockId], content: Bytes) -> None:
+        """Write what ``read_blocks`` returned."""
+        self._memory[list(block_ids)] = content
+
+
 class NativeRunner:
     """One model on the CPU engine; a ``device_executor.StepRunner``.
 
@@ -32,6 +50,7 @@ class NativeRunner:
         model: Ready to run; its ``max_num_tokens`` bounds a step.
         cache: Keys and values, of the model's shape.
         max_positions: Positions that a request may have.
+        host_tier: Over the blocks of the same cache; None: there is none.
         is_poisoned: Fill blocks with NaN before a request gets them (debugging).
         clock: Times a step.
         observe_logits: Sees the logits of every sampling row.
@@ -43,12 +62,14 @@ class NativeRunner:
         cache: KvCache,
         *,
         max_positions: int,
+        host_tier: HostTier | None = None,
         is_poisoned: bool = False,
         clock: Clock | None = None,
         observe_logits: LogitsObserver | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
+        self._host_tier = host_tier or HostTier(0, PlainCodec(0), KvBlocks(cache))
         self._is_poisoned = is_poisoned
         self._clock = clock or SystemClock()
         self._observe_logits = observe_logits
@@ -81,10 +102,12 @@ class NativeRunner:
         """
         started_s = self._clock.monotonic_s()
         self._check_budget(plan)
+        self._host_tier.check(plan.block_copies)
         rows, failed_before = self._requests.take(plan)
-        if self._is_poisoned:
-            self._poison_fresh_blocks(plan)
         try:
+            self._host_tier.copy(plan.block_copies)
+            if self._is_poisoned:
+                self._poison_fresh_blocks(plan)
             arrays = self._requests.step_arrays(rows)
             prepared_s = self._clock.monotonic_s()
             sampled = self._run(rows, arrays)

@@ -1,0 +1,129 @@
+"""How a block of keys and values is written in host memory: as it is, or with numbers of one byte.
+
+A codec sees a block as bytes. ``Int8Codec`` needs to know one thing of a backend's layout: that a block is rows of
+``head_dim`` numbers without gaps, each row the key or the value of one token and head, in whatever order. So it has
+one scale for each token and head, as vLLM's and LMDeploy's int8 KV caches do.
+
+Accuracy: a number is off by half a step at most, a step being 1/127 of the largest magnitude of its row, and by the
+rounding of the number format (``tests/unit/worker/test_host_codec.py``). What that does to a model's predictions is
+measured by ``scripts/bench/host_tier.py`` and told in ``scripts/bench/README.md``.
+"""
+
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Compression = Literal["none", "int8"]
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+NumberFormat = Literal["float32", "bfloat16", "int8"]
+
+_ITEM_BYTES: dict[NumberFormat, int] = {"float32": 4, "bfloat16": 2}  # int8 is not compressed again
+_SCALE_BYTES = 4
+_MOST = 127
+
+
+class BlockCodec(Protocol):
+    """Turns blocks into what is stored, and back."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that a stored block takes."""
+        ...
+
+    def encode(self, blocks: Bytes) -> Bytes:
+        """Return ``[num_blocks, stored_bytes]`` for ``[num_blocks, block_bytes]``. Pure."""
+        ...
+
+    def decode(self, stored: Bytes) -> Bytes:
+        """Return ``[num_blocks, block_bytes]`` for ``[num_blocks, stored_bytes]``. Pure."""
+        ...
+
+
+class PlainCodec:
+    """Stores blocks as they are.
+
+    Args:
+        block_bytes: Bytes of a block.
+    """
+
+    def __init__(self, block_bytes: int) -> None:
+        self.stored_bytes = block_bytes
+
+    def encode(self, blocks: Bytes) -> Bytes:
+        """Return the blocks. Pure."""
+        return blocks
+
+    def decode(self, stored: Bytes) -> Bytes:
+        """Return the blocks. Pure."""
+        return stored
+
+
+class Int8Codec:
+    """Stores each row of ``head_dim`` numbers as int8 with a float32 scale: all numbers, then all scales.
+
+    Args:
+        block_bytes: Bytes of a block; a whole number of rows.
+        head_dim: Numbers of a row.
+        number_format: Of the numbers on the device.
+
+    Raises:
+        ValueError: a block is not a whole number of rows.
+    """
+
+    def __init__(self, block_bytes: int, head_dim: int, number_format: NumberFormat) -> None:
+        self._num_rows, rest = divmod(block_bytes, head_dim * _ITEM_BYTES[number_format])
+        if rest:
+            raise ValueError(
+                f"a block of {block_bytes} bytes is not made of rows of {head_dim} {number_format} numbers"
+            )
+        self._head_dim = head_dim
+        self._number_format = number_format
+        self._number_bytes = self._num_rows * head_dim
+        self.stored_bytes = self._number_bytes + self._num_rows * _SCALE_BYTES
+
+    def encode(self, blocks: Bytes) -> Bytes:
+        """Round to the nearest step; a row that is not finite is NaN when it comes back. Pure."""
+        rows = _to_floats(blocks, self._number_format).reshape(len(blocks), self._num_rows, self._head_dim)
+        scales = np.abs(rows).max(axis=2, keepdims=True) / np.float32(_MOST)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            steps = np.nan_to_num(np.rint(rows / scales), posinf=0.0, neginf=0.0)
+        stored = np.empty((len(blocks), self.stored_bytes), dtype=np.uint8)
+        stored[:, : self._number_bytes] = steps.astype(np.int8).reshape(len(blocks), -1).view(np.uint8)
+        stored[:, self._number_bytes :] = scales.reshape(len(blocks), -1).view(np.uint8)
+        return stored
+
+    def decode(self, stored: Bytes) -> Bytes:
+        """Multiply by the scales. Pure."""
+        steps = stored[:, : self._number_bytes].view(np.int8).reshape(len(stored), self._num_rows, self._head_dim)
+        scales = np.ascontiguousarray(stored[:, self._number_bytes :]).view(np.float32)
+        with np.errstate(invalid="ignore"):
+            values = steps * scales[:, :, None]
+        return _from_floats(values.reshape(len(stored), -1), self._number_format)
+
+
+def make_codec(compression: Compression, block_bytes: int, head_dim: int, number_format: NumberFormat) -> BlockCodec:
+    """Choose a codec; blocks of int8 numbers are stored as they are, whatever is asked for. Pure.
+
+    Raises:
+        ValueError: a block cannot be compressed.
+    """
+    if compression == "none" or number_format == "int8":
+        return PlainCodec(block_bytes)
+    return Int8Codec(block_bytes, head_dim, number_format)
+
+
+def _to_floats(content: Bytes, number_format: NumberFormat) -> Floats:
+    if number_format == "float32":
+        return content.view(np.float32)
+    return (content.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def _from_floats(values: Floats, number_format: NumberFormat) -> Bytes:
+    """Return the bytes of ``[num_blocks, num_values]``, rounded to nearest even."""
+    if number_format == "float32":
+        return values.view(np.uint8)
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
+    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16).view(np.uint8)

@@ -1,0 +1,138 @@
+"""The cores of scheduler and KV-cache manager around a real runner, without processes or wire: for tests of identity.
+
+The pool may be told to be smaller than the runner's memory, so that requests preempt each other; run-ahead is on.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.kv_cache.core import KVCacheManager, PoolUsage
+from services.scheduler import core as scheduler
+from services.worker import plan as worker
+from services.worker.device_executor import StepRunner
+from tests.simulation.kv_wire import message_to_kv_cache, reply_to_scheduler
+
+WORKER = "worker-0"
+GREEDY = scheduler.SamplingParams()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the pool: at most the runner's own; ``num_host_blocks`` 0 lets preempted requests be computed again."""
+
+    num_blocks: int
+    block_size: int = 16
+    num_host_blocks: int = 0
+    max_model_len: int = 512
+    max_num_batched_tokens: int = 64
+
+
+class CoreMesh:
+    """One worker.
+
+    Args:
+        runner: Executes plans; reset first.
+        sizes: Of the pool.
+    """
+
+    def __init__(self, runner: StepRunner, sizes: Sizes) -> None:
+        runner.reset()
+        self._runner = runner
+        self._manager = KVCacheManager(epoch=1)
+        limits = scheduler.SchedulerLimits(
+            max_num_batched_tokens=sizes.max_num_batched_tokens, max_num_requests=16, run_ahead_depth=2
+        )
+        self._scheduler = scheduler.Scheduler(limits, epoch=1)
+        info = scheduler.WorkerInfo(
+            WORKER, 1, sizes.num_blocks, sizes.block_size, sizes.max_model_len, "m", "v", sizes.num_host_blocks
+        )
+        self._scheduler.open_worker(info)
+        self._outputs: dict[str, list[int]] = {}
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._scheduler.load().num_preemptions
+
+    @property
+    def usage(self) -> PoolUsage:
+        return self._manager.usage(WORKER)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_outputs: int, sampling: Sequence[scheduler.SamplingParams] = ()
+    ) -> list[list[int]]:
+        """Run prompts together to their end; return each one's output tokens."""
+        self._outputs = {f"request-{index}": [] for index in range(len(prompts))}
+        for index, prompt in enumerate(prompts):
+            params = sampling[index] if sampling else GREEDY
+            self._scheduler.add_request(
+                scheduler.Submission(
+                    f"request-{index}", "gateway", "tenant", "scope", "m", tuple(prompt), num_outputs, params
+                ),
+                now_ms=0,
+            )
+        self._run_to_rest()
+        return list(self._outputs.values())
+
+    def _run_to_rest(self) -> None:
+        in_flight: deque[scheduler.BatchPlan] = deque()
+        while True:
+            has_talked = self._talk()
+            plan = self._scheduler.schedule(WORKER)
+            if plan is not None:
+                in_flight.append(plan)
+            elif in_flight:
+                result = self._runner.execute(to_worker(in_flight.popleft()))
+                sampled = tuple((token.handle, token.token_id) for token in result.sampled)
+                failed = tuple(error.handle for error in result.row_errors)
+                self._scheduler.apply(WORKER, scheduler.StepResult(result.plan_id, sampled, failed))
+                for event in self._scheduler.take_events():
+                    assert event.finish is None or event.finish.reason is scheduler.FinishReason.LENGTH, event
+                    self._outputs[event.request_id] += event.token_ids
+            elif not has_talked:
+                break
+        self._scheduler.check_invariants()
+        self._manager.check_invariants()
+
+    def _talk(self) -> bool:
+        message = self._scheduler.take_kv_message()
+        if message is not None:
+            self._scheduler.apply_kv_reply(reply_to_scheduler(self._manager.apply_batch(message_to_kv_cache(message))))
+        return message is not None
+
+
+def to_worker(plan: scheduler.BatchPlan) -> worker.BatchPlan:
+    """Translate a plan, as the wire does."""
+    return worker.BatchPlan(
+        plan.plan_id,
+        tuple(_to_new_request(request) for request in plan.new_requests),
+        tuple(
+            worker.ScheduledRow(
+                worker.Handle(row.handle),
+                row.num_scheduled_tokens,
+                tuple(map(worker.BlockId, row.new_block_ids)),
+                row.is_sampling,
+            )
+            for row in plan.rows
+        ),
+        tuple(map(worker.Handle, plan.finished_handles)),
+        tuple(
+            worker.BlockCopy(worker.CopyDirection(copy.direction.value), worker.BlockId(copy.block_id), copy.host_slot)
+            for copy in plan.block_copies
+        ),
+    )
+
+
+def _to_new_request(request: scheduler.NewRequest) -> worker.NewRequest:
+    params = request.sampling
+    return worker.NewRequest(
+        worker.Handle(request.handle),
+        request.request_id,
+        request.token_ids,
+        request.num_prompt_tokens,
+        worker.SamplingParams(
+            params.temperature, params.top_p, params.top_k, params.min_p, params.seed, params.sample_index
+        ),
+        tuple(map(worker.BlockId, request.block_ids)),
+        request.num_computed_tokens,
+    )
