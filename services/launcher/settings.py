@@ -71,6 +71,12 @@ class ServeSettings:
     kv_cache_gib: float | None = None
     """KV cache of each worker in GiB; unset: the worker's default."""
 
+    swap_space_gib: float | None = None
+    """Host memory of each worker for blocks that its KV cache has no room for, in GiB; unset: none."""
+
+    swap_compression: str | None = None
+    """How blocks are written in that memory, `none` or `int8`; unset: the worker's default."""
+
     max_model_len: int | None = None
     """Longest prompt plus output in tokens; unset: the worker's default."""
 

@@ -160,6 +160,8 @@ def _worker_flags(settings: ServeSettings, model: ResolvedModel) -> list[str]:
         kv_dtype=settings.kv_dtype,
         device=settings.device,
         kv_cache_gib=settings.kv_cache_gib,
+        swap_space_gib=settings.swap_space_gib,
+        swap_compression=settings.swap_compression,
         max_model_len=settings.max_model_len,
     )
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from services.common.config import ServiceConfig, require_config
+from services.scheduler.core.host_tier import HostTierUse
 from services.scheduler.core.limits import SchedulerLimits
 from services.scheduler.core.policies import PolicyName, PolicySettings
 
@@ -63,6 +64,10 @@ class SchedulerConfig(ServiceConfig):
     max_timelines: int = 1000
     """How many ended requests, the newest, can still be explained (`treadle explain ID`); live ones always can. At most
     50,000, since a question looks at all of them."""
+
+    host_tier: HostTierUse = "auto"
+    """Whether to use the host memory that workers have for blocks (their `swap_space_gib`): `auto` where the worker
+    measured that bringing a block back is faster than computing it again, `always`, or `never`."""
 
     record: str = ""
     """Directory of the plan log: every arrival, plan and result, for `treadle replay`; empty: nothing is recorded."""

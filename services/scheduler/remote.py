@@ -15,7 +15,16 @@ from services.common.rpc.outbox import Outbox
 from services.common.rpc.streams import exchange, open_stream, read_greeting, write_message
 from services.common.tasks import Backoff, keep_up
 from services.scheduler.core.batch_plan import BatchPlan, NewRequest, StepResult
-from services.scheduler.core.kv_messages import AdmitGranted, Denied, KVMessage, KVReply, ReserveGranted
+from services.scheduler.core.host_tier import HostTierFacts, HostTierUse, num_useful_host_blocks
+from services.scheduler.core.kv_messages import (
+    AdmitGranted,
+    BlockCopy,
+    CopyDirection,
+    Denied,
+    KVMessage,
+    KVReply,
+    ReserveGranted,
+)
 from services.scheduler.core.lane import WorkerInfo
 from services.scheduler.core.limits import SchedulerLimits
 from services.scheduler.engine_loop import EngineLoop
@@ -25,6 +34,12 @@ from treadle.kv_cache.v1 import block_pb2, kv_cache_service_pb2, kv_cache_servic
 from treadle.worker.v1 import batch_plan_pb2, worker_service_pb2, worker_service_pb2_grpc
 
 logger = logging.getLogger(__name__)
+
+_COPY_DIRECTIONS = {
+    CopyDirection.TO_HOST: block_pb2.COPY_DIRECTION_TO_HOST,
+    CopyDirection.TO_DEVICE: block_pb2.COPY_DIRECTION_TO_DEVICE,
+}
+_COPY_DIRECTION_BY_NUMBER = {int(number): direction for direction, number in _COPY_DIRECTIONS.items()}
 
 
 class KVCacheLink:
@@ -71,7 +86,14 @@ class WorkerLink:
     """Implements ``ports.WorkerPort``."""
 
     def __init__(
-        self, name: str, address: str, engine: EngineLoop, epoch: int, limits: SchedulerLimits, recorder: Recorder
+        self,
+        name: str,
+        address: str,
+        engine: EngineLoop,
+        epoch: int,
+        limits: SchedulerLimits,
+        recorder: Recorder,
+        host_tier_use: HostTierUse = "auto",
     ) -> None:
         self._name = name
         self._address = address
@@ -80,6 +102,7 @@ class WorkerLink:
         self._run_ahead_depth = limits.run_ahead_depth
         self._max_num_batched_tokens = limits.max_num_batched_tokens
         self._recorder = recorder
+        self._host_tier_use = host_tier_use
         self._log_stream = 0
         self._prev_hash = b""
         # Bound: the core plans run_ahead_depth steps at most.
@@ -139,6 +162,13 @@ class WorkerLink:
                 f"{self._max_num_batched_tokens}; give both the same max_num_batched_tokens"
             )
             raise EngineError(ErrorReason.INVALID_CONFIG, text, field="max_num_batched_tokens")
+        facts = HostTierFacts(
+            capabilities.num_host_blocks, capabilities.block_restore_us, capabilities.token_prefill_us
+        )
+        num_host_blocks = num_useful_host_blocks(facts, capabilities.block_size, self._host_tier_use)
+        if facts.num_host_blocks:
+            fields = {"worker": self._name, "restore_us": facts.block_restore_us, "prefill_us": facts.token_prefill_us}
+            logger.info("host tier of %d blocks is used", num_host_blocks, extra={"fields": fields})
         return WorkerInfo(
             name=capabilities.name,
             epoch=capabilities.worker_epoch,
@@ -147,6 +177,7 @@ class WorkerLink:
             max_model_len=capabilities.max_model_len,
             model=capabilities.model,
             weight_version=capabilities.weight_version,
+            num_host_blocks=num_host_blocks,
         )
 
     def _receive(self, response: worker_service_pb2.RunStepsResponse) -> None:
@@ -174,6 +205,7 @@ def _to_session_request(message: KVMessage) -> kv_cache_service_pb2.SessionReque
             block_size=spec.block_size,
             model=spec.model,
             weight_version=spec.weight_version,
+            num_host_blocks=spec.num_host_blocks,
         )
     for commit in message.commits:
         request.commits.add(
@@ -213,6 +245,16 @@ def _from_session_response(response: kv_cache_service_pb2.SessionResponse) -> KV
         denied=tuple(
             Denied(denied.handle, denied.num_blocks_free, denied.num_blocks_needed) for denied in response.denied
         ),
+        block_copies=tuple(
+            (
+                in_pool.pool,
+                tuple(
+                    BlockCopy(_COPY_DIRECTION_BY_NUMBER[copy.direction], copy.block_id, copy.host_slot)
+                    for copy in in_pool.copies
+                ),
+            )
+            for in_pool in response.block_copies
+        ),
     )
 
 
@@ -220,6 +262,9 @@ def _to_batch_plan(plan: BatchPlan, scheduler_epoch: int) -> batch_plan_pb2.Batc
     message = batch_plan_pb2.BatchPlan(
         plan_id=plan.plan_id, scheduler_epoch=scheduler_epoch, finished_handles=plan.finished_handles
     )
+    for copy in plan.block_copies:
+        direction = _COPY_DIRECTIONS[copy.direction]
+        message.block_copies.add(direction=direction, block_id=copy.block_id, host_slot=copy.host_slot)
     for request in plan.new_requests:
         message.new_requests.append(_to_new_request(request, plan.worker))
     for row in plan.rows:

@@ -30,7 +30,7 @@ class SchedulerService:
         self._servicer = SchedulerServicer(self._engine, epoch, self._recorder)
         self._kv_cache = KVCacheLink(config.kv_cache, self._engine, epoch)
         self._workers = [
-            WorkerLink(name, address, self._engine, epoch, limits, self._recorder)
+            WorkerLink(name, address, self._engine, epoch, limits, self._recorder, config.host_tier)
             for name, address in config.address_by_worker().items()
         ]
         self._servicer.register_on(server)
