@@ -40,6 +40,9 @@ class ManagerSettings:
     protected_ratio: float = 0.25
     max_events: int = 65_536
 
+MAX_POOL_BLOCKS = 1 << 22
+"""Blocks of one pool: 64 million tokens of 16 a block, beyond any worker; more would only take this process' memory."""
+
 
 class KVCacheManager:
     """Grants blocks to requests, remembers what full blocks contain, and takes blocks back.
@@ -116,10 +119,11 @@ class KVCacheManager:
         Raises:
             EngineError: INVALID_REQUEST when the pool would have no usable block.
         """
-        if spec.num_blocks < 2 or spec.block_size < 1:
+        if not 2 <= spec.num_blocks <= MAX_POOL_BLOCKS or spec.block_size < 1:
             raise EngineError(
                 ErrorReason.INVALID_REQUEST,
-                f"pool {spec.pool} needs 2 blocks of 1 slot or more, not {spec.num_blocks} of {spec.block_size}",
+                f"pool {spec.pool} needs 2 to {MAX_POOL_BLOCKS} blocks of 1 slot or more, not {spec.num_blocks} of "
+                f"{spec.block_size}",
                 field="num_blocks",
                 pool=spec.pool,
             )
