@@ -28,12 +28,13 @@ _COLUMNS = np.dtype(
     [
         ("num_given", np.int32),  # tokens that came with the request
         ("num_known", np.int32),  # those and the ones sampled here
-        ("num_prompt", np.int32),
         ("num_computed", np.int32),
         ("num_blocks", np.int32),
+        ("num_slots", np.int32),  # positions that the blocks, and the model, have room for
         ("last_token", np.int32),  # sampled here; -1 before the first
         ("has_failed", np.bool_),
-    ]
+    ],
+    align=True,
 )
 
 
@@ -47,6 +48,8 @@ class PlannedRows:
         starts: First position of each.
         ends: One past the last position of each.
         is_sampling: Which ones choose a token.
+        are_all_sampling: Whether every one does.
+        are_all_single: Whether each has one position.
     """
 
     handles: list[Handle]
@@ -54,6 +57,13 @@ class PlannedRows:
     starts: Int32s
     ends: Int32s
     is_sampling: npt.NDArray[np.bool_]
+    are_all_sampling: bool
+    are_all_single: bool
+
+    @property
+    def sampling_slots(self) -> npt.NDArray[np.intp]:
+        """Slots of the rows that choose a token."""
+        return self.slots if self.are_all_sampling else self.slots[self.is_sampling]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +93,7 @@ class RequestTable:
 
     def __init__(self, *, block_size: int, num_blocks: int, vocab_size: int, max_positions: int) -> None:
         self._block_size = block_size
-        self._num_blocks = num_blocks
+        self._pool_size = num_blocks
         self._vocab_size = vocab_size
         self._max_positions = max_positions
         self._slot_by_handle: dict[Handle, int] = {}
@@ -91,7 +101,7 @@ class RequestTable:
         self._num_failed = 0
         self._given_tokens: list[Int32s] = []
         self._columns = np.zeros(0, dtype=_COLUMNS)
-        self._sampling = np.zeros(0, dtype=SAMPLING_DTYPE)
+        self._sampling = np.zeros(0, dtype=SAMPLING_DTYPE)  # with the next output position
         self._block_tables = np.zeros((0, _FIRST_NUM_BLOCKS), dtype=np.int32)
         self._counting = np.arange(_FIRST_NUM_SLOTS + 1, dtype=np.int32)
         self._grow(_FIRST_NUM_SLOTS)
@@ -117,7 +127,7 @@ class RequestTable:
         """
         new_slot_by_handle = self._stage_new_requests(plan)
         rows, num_new_blocks = self._gather(plan, new_slot_by_handle)
-        has_failed = self._columns["has_failed"][rows.slots] if self._num_failed else None
+        has_failed = self._has_failed[rows.slots] if self._num_failed else None
         self._check_rows(plan, rows, num_new_blocks, has_failed)
 
         del self._free_slots[len(self._free_slots) - len(new_slot_by_handle) :]
@@ -136,32 +146,34 @@ class RequestTable:
     def step_arrays(self, rows: PlannedRows) -> StepArrays:
         """Make a step's arrays. Pure."""
         num_rows = len(rows.slots)
-        num_tokens = rows.ends - rows.starts
-        query_starts = np.zeros(num_rows + 1, dtype=np.int32)
-        np.cumsum(num_tokens, out=query_starts[1:])
+        if rows.are_all_single:
+            query_starts = self._counting[: num_rows + 1]
+        else:
+            query_starts = np.zeros(num_rows + 1, dtype=np.int32)
+            np.cumsum(rows.ends - rows.starts, out=query_starts[1:])
         # Tables of one width make a matrix; what it holds beyond a row's context is never looked at.
         width = -(-int(rows.ends.max(initial=0)) // self._block_size)
         block_ids = self._block_tables[:, :width].take(rows.slots, axis=0).reshape(-1)
-        chosen = rows.slots[rows.is_sampling]
-        sampling = self._sampling[chosen]
-        sampling["position"] = self._columns["num_known"][chosen] - self._columns["num_prompt"][chosen]
-        sampling["token_index"] = query_starts[1:][rows.is_sampling] - 1
+        sampling = self._sampling[rows.sampling_slots]
+        last_tokens = query_starts[1:] if rows.are_all_sampling else query_starts[1:][rows.is_sampling]
+        np.subtract(last_tokens, 1, out=sampling["token_index"])
         step_rows = StepRows(query_starts, rows.ends, block_ids, self._counting[: num_rows + 1] * np.int32(width))
         return StepArrays(step_rows, self._token_ids(rows, query_starts), sampling)
 
     def advance(self, rows: PlannedRows, sampled: Int32s) -> None:
         """Record that rows were computed and, for the sampling ones in order, the tokens that they ended with."""
-        self._columns["num_computed"][rows.slots] = rows.ends
-        chosen = rows.slots[rows.is_sampling]
-        self._columns["last_token"][chosen] = sampled
-        self._columns["num_known"][chosen] += 1
+        self._num_computed[rows.slots] = rows.ends
+        chosen = rows.sampling_slots
+        self._last_token[chosen] = sampled
+        self._num_known[chosen] += 1
+        self._position[chosen] += 1
 
     def fail(self, handles: Sequence[Handle]) -> None:
         """Mark requests that cannot go on, so that rows of theirs already under way do no harm."""
         for handle in handles:
             slot = self._slot_by_handle.get(handle)
-            if slot is not None and not self._columns["has_failed"][slot]:
-                self._columns["has_failed"][slot] = True
+            if slot is not None and not self._has_failed[slot]:
+                self._has_failed[slot] = True
                 self._num_failed += 1
 
     def _stage_new_requests(self, plan: BatchPlan) -> dict[Handle, int]:
@@ -201,13 +213,20 @@ class RequestTable:
             twice = next(handle for handle in handles if handles.count(handle) > 1)
             require(False, "a handle has two rows in a plan", plan_id=plan.plan_id, handle=twice)
         slot_array = np.array(slots, dtype=np.intp)
-        starts = self._columns["num_computed"][slot_array]
-        ends = starts + np.array([row.num_scheduled_tokens for row in plan.rows], dtype=np.int32)
-        is_sampling = np.array([row.is_sampling for row in plan.rows], dtype=np.bool_)
-        num_new_blocks = None
-        if any(row.new_block_ids for row in plan.rows):
-            num_new_blocks = np.array([len(row.new_block_ids) for row in plan.rows], dtype=np.int32)
-        return PlannedRows(handles, slot_array, starts, ends, is_sampling), num_new_blocks
+        counts, is_sampling = [row.num_scheduled_tokens for row in plan.rows], [row.is_sampling for row in plan.rows]
+        starts = self._num_computed[slot_array]
+        rows = PlannedRows(
+            handles,
+            slot_array,
+            starts,
+            starts + np.array(counts, dtype=np.int32),
+            np.array(is_sampling, dtype=np.bool_),
+            all(is_sampling),
+            counts.count(1) == len(counts),
+        )
+        if not any([row.new_block_ids for row in plan.rows]):
+            return rows, None
+        return rows, np.array([len(row.new_block_ids) for row in plan.rows], dtype=np.int32)
 
     def _check_rows(
         self,
@@ -216,29 +235,33 @@ class RequestTable:
         num_new_blocks: Int32s | None,
         has_failed: npt.NDArray[np.bool_] | None,
     ) -> None:
-        num_known, num_blocks = self._columns["num_known"][rows.slots], self._columns["num_blocks"][rows.slots]
+        num_known, num_slots = self._num_known[rows.slots], self._num_slots[rows.slots]
         if num_new_blocks is not None:
-            num_blocks = num_blocks + num_new_blocks
-        is_wrong = rows.ends <= rows.starts
-        is_wrong |= rows.ends > num_blocks * self._block_size
-        is_wrong |= rows.ends > self._max_positions
-        is_wrong |= np.where(rows.is_sampling, rows.ends != num_known, rows.ends > num_known)
+            num_blocks = self._num_blocks[rows.slots] + num_new_blocks
+            num_slots = np.minimum(num_blocks * self._block_size, self._max_positions)
+        is_wrong = rows.ends > num_slots
+        if rows.are_all_sampling:
+            is_wrong |= rows.ends != num_known
+        else:
+            is_wrong |= np.where(rows.is_sampling, rows.ends != num_known, rows.ends > num_known)
+        if not rows.are_all_single:
+            is_wrong |= rows.ends <= rows.starts
         if has_failed is not None:
             is_wrong &= ~has_failed
         if is_wrong.any():
-            self._explain(plan, rows, int(is_wrong.argmax()), num_blocks)
+            self._explain(plan, rows, int(is_wrong.argmax()))
         if num_new_blocks is None:
             return
         for index in np.flatnonzero(num_new_blocks):
             if has_failed is None or not has_failed[index]:
                 self._check_blocks(plan.rows[index].handle, plan.rows[index].new_block_ids)
 
-    def _explain(self, plan: BatchPlan, rows: PlannedRows, index: int, num_blocks: Int32s) -> None:
+    def _explain(self, plan: BatchPlan, rows: PlannedRows, index: int) -> None:
         """Raise for a row that breaks a law."""
-        start, end = int(rows.starts[index]), int(rows.ends[index])
-        num_known, num_slots = int(self._columns["num_known"][rows.slots[index]]), int(num_blocks[index])
-        num_slots *= self._block_size
-        where = {"plan_id": plan.plan_id, "handle": rows.handles[index], "end": end}
+        slot, row = rows.slots[index], plan.rows[index]
+        start, end, num_known = int(rows.starts[index]), int(rows.ends[index]), int(self._num_known[slot])
+        num_slots = (int(self._num_blocks[slot]) + len(row.new_block_ids)) * self._block_size
+        where = {"plan_id": plan.plan_id, "handle": row.handle, "end": end}
         require(end > start, "a row must compute at least one token", **where)
         require(end <= num_known, "a row goes past the known tokens", num_known_tokens=num_known, **where)
         require(end <= num_slots, "a row's slot is missing in the block table", num_slots=num_slots, **where)
@@ -262,27 +285,19 @@ class RequestTable:
 
     def _check_blocks(self, handle: Handle, block_ids: Sequence[int]) -> None:
         for block_id in block_ids:
-            is_inside = NULL_BLOCK < block_id < self._num_blocks
-            require(is_inside, "a block is outside the pool", handle=handle, block_id=block_id, end=self._num_blocks)
+            is_inside = NULL_BLOCK < block_id < self._pool_size
+            require(is_inside, "a block is outside the pool", handle=handle, block_id=block_id, end=self._pool_size)
 
     def _write(self, slot: int, request: NewRequest) -> None:
         tokens = np.array(request.token_ids, dtype=np.int32)
         self._given_tokens[slot] = tokens
         num_known = len(tokens)
-        self._columns[slot] = (
-            num_known,
-            num_known,
-            request.num_prompt_tokens,
-            request.num_computed_tokens,
-            0,
-            -1,
-            False,
-        )
+        self._columns[slot] = (num_known, num_known, request.num_computed_tokens, 0, 0, -1, False)
         sampling = request.sampling
         # The engine refuses what it has no use for; what lies beyond a limit means the same as the limit.
         self._sampling[slot] = (
             sampling.seed,
-            0,
+            num_known - request.num_prompt_tokens,
             sampling.sample_index,
             0,
             max(sampling.temperature, 0.0),
@@ -293,25 +308,24 @@ class RequestTable:
         self._append_blocks(slot, request.block_ids)
 
     def _append_blocks(self, slot: int, block_ids: Sequence[int]) -> None:
-        start = int(self._columns["num_blocks"][slot])
+        start = int(self._num_blocks[slot])
         end = start + len(block_ids)
         if end > self._block_tables.shape[1]:
             wider = np.zeros((len(self._block_tables), max(2 * self._block_tables.shape[1], end)), dtype=np.int32)
             wider[:, : self._block_tables.shape[1]] = self._block_tables
             self._block_tables = wider
         self._block_tables[slot, start:end] = block_ids
-        self._columns["num_blocks"][slot] = end
+        self._num_blocks[slot] = end
+        self._num_slots[slot] = min(end * self._block_size, self._max_positions)
 
     def _token_ids(self, rows: PlannedRows, query_starts: Int32s) -> Int32s:
         """Collect the input tokens: of rows in the given tokens a run of those, of the others the last sampled one."""
-        num_given = self._columns["num_given"][rows.slots]
-        is_given = rows.starts < num_given
-        if not is_given.any():
-            last_tokens: Int32s = self._columns["last_token"][rows.slots]
+        last_tokens: Int32s = self._last_token[rows.slots]
+        if last_tokens.min(initial=0) >= 0:
             return last_tokens
         token_ids = np.empty(int(query_starts[-1]), dtype=np.int32)
-        token_ids[query_starts[:-1]] = self._columns["last_token"][rows.slots]
-        for index in np.flatnonzero(is_given):
+        token_ids[query_starts[:-1]] = last_tokens
+        for index in np.flatnonzero(rows.starts < self._num_given[rows.slots]):
             given = self._given_tokens[rows.slots[index]][rows.starts[index] : rows.ends[index]]
             token_ids[query_starts[index] : query_starts[index + 1]] = given
         return token_ids
@@ -320,7 +334,7 @@ class RequestTable:
         slot = self._slot_by_handle.pop(handle, None)
         if slot is None:
             return
-        self._num_failed -= bool(self._columns["has_failed"][slot])
+        self._num_failed -= bool(self._has_failed[slot])
         self._given_tokens[slot] = np.empty(0, dtype=np.int32)
         self._free_slots.append(slot)
 
@@ -333,9 +347,28 @@ class RequestTable:
         self._block_tables = np.concatenate([self._block_tables, more])
         self._given_tokens += [np.empty(0, dtype=np.int32)] * (num_slots - old)
         self._counting = np.arange(num_slots + 1, dtype=np.int32)
+        self._bind_columns()
         self._free_slots = [*range(num_slots - 1, old - 1, -1), *self._free_slots]
+
+    def _bind_columns(self) -> None:
+        """Name the columns: looking one up by its name costs as much as working on it."""
+        self._num_given: Int32s = self._columns["num_given"]
+        self._num_known: Int32s = self._columns["num_known"]
+        self._num_computed: Int32s = self._columns["num_computed"]
+        self._num_blocks: Int32s = self._columns["num_blocks"]
+        self._num_slots: Int32s = self._columns["num_slots"]
+        self._last_token: Int32s = self._columns["last_token"]
+        self._has_failed: npt.NDArray[np.bool_] = self._columns["has_failed"]
+        self._position: npt.NDArray[np.uint64] = self._sampling["position"]
 
 
 def _select(rows: PlannedRows, mask: npt.NDArray[np.bool_]) -> PlannedRows:
-    handles = [handle for handle, is_kept in zip(rows.handles, mask, strict=True) if is_kept]
-    return PlannedRows(handles, rows.slots[mask], rows.starts[mask], rows.ends[mask], rows.is_sampling[mask])
+    return PlannedRows(
+        [handle for handle, is_kept in zip(rows.handles, mask, strict=True) if is_kept],
+        rows.slots[mask],
+        rows.starts[mask],
+        rows.ends[mask],
+        rows.is_sampling[mask],
+        rows.are_all_sampling,
+        rows.are_all_single,
+    )
