@@ -17,6 +17,7 @@ from treadle_kernels.cpu.library import (
 )
 from treadle_kernels.cpu.model import CpuModel, LayerWeights, ModelShape, ModelWeights, StepPhase
 from treadle_kernels.cpu.ops import attention, linear, quantize_activations, rms_norm, swiglu
+from treadle_kernels.cpu.packed_file import PACKING_VERSION, PackedFile, PackedFileWriter
 from treadle_kernels.cpu.packing import (
     PackedLinear,
     pack_linear,
@@ -29,6 +30,7 @@ from treadle_kernels.cpu.sampling import SAMPLING_DTYPE, sample, uniform
 from treadle_kernels.cpu.threads import ThreadPool
 
 __all__ = [
+    "PACKING_VERSION",
     "SAMPLING_DTYPE",
     "CpuModel",
     "KvCache",
@@ -37,6 +39,8 @@ __all__ = [
     "LayerWeights",
     "ModelShape",
     "ModelWeights",
+    "PackedFile",
+    "PackedFileWriter",
     "PackedLinear",
     "StepPhase",
     "StepRows",
