@@ -29,6 +29,9 @@ class OrderObserver:
         self._policy = world.policy.policy
         self._arrival_ms_by_id: dict[str, int] = {}
         self._num_chosen_without_aged = 0
+        # Where places are reserved for tenants with less than their share, others may have to wait for their own.
+        has_reserve = world.limits.max_num_requests >= 4 and len(world.tenants) > 1
+        self._has_turns = self._policy == "priority" or not has_reserve
 
     def note_arrival(self, submission: Submission, now_ms: int) -> None:
         """Take note of an accepted request; one that is resumed arrives anew."""
@@ -58,7 +61,7 @@ class OrderObserver:
             elif aged:
                 self._check_classes(chosen, waiting_by_id.values())
                 self._num_chosen_without_aged += 1
-                if self._num_chosen_without_aged > MAX_CHOICES_WITHOUT_AGED:
+                if self._has_turns and self._num_chosen_without_aged > MAX_CHOICES_WITHOUT_AGED:
                     raise LawError(f"{aged} starve: {self._num_chosen_without_aged} others went, lastly {request_id}")
             else:
                 self._num_chosen_without_aged = 0

@@ -98,12 +98,13 @@ def test_share_follows_the_weights() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("load", [0.15, 0.35])
-def test_tenant_within_its_share_hardly_waits_beside_one_that_floods(load: float) -> None:
+@pytest.mark.parametrize(("load", "max_ratio"), [(0.15, 1.1), (0.25, 1.4), (0.35, 1.4)])
+def test_tenant_within_its_share_waits_about_as_on_half_a_machine_of_its_own(load: float, max_ratio: float) -> None:
+    # The more of its share it wants, the more of its places it has to wait for: others' answers are not cut short.
     victim = traffic("victim", load * CAPACITY_PER_S, 1)
     flood = traffic("flood", 10 * load * CAPACITY_PER_S, 2)
     outcomes = run(victim, flood)
     alone = run(victim, machine=HALF_MACHINE, limits=HALF_LIMITS)
     assert tokens_of(outcomes, "victim") >= 0.99 * tokens_of(alone, "victim")
-    assert p99_ttft_ms(outcomes, "victim") <= 3 * p99_ttft_ms(alone, "victim")
-    assert p99_ttft_ms(outcomes, "victim") <= p99_ttft_ms(run(victim, flood, policy="fcfs"), "victim") / 20
+    assert p99_ttft_ms(outcomes, "victim") <= max_ratio * p99_ttft_ms(alone, "victim")
+    assert p99_ttft_ms(run(victim, flood, policy="fcfs"), "victim") > 20 * p99_ttft_ms(outcomes, "victim")

@@ -40,7 +40,9 @@ def _check_queue(book: RequestBook) -> None:
     num_requests = num_tokens = 0
     numbers_by_account: dict[Account, list[int]] = {}
     for request in book.request_by_id.values():
-        numbers_by_account.setdefault(request.account, [0, 0])[0] += 1
+        numbers = numbers_by_account.setdefault(request.account, [0, 0, 0])
+        numbers[0] += 1
+        numbers[2] += request.lane is not None
     for request in book.queue:
         if not is_waiting(request):
             require(False, "queued means waiting", request_id=request.request_id, status=request.status)
@@ -49,9 +51,9 @@ def _check_queue(book: RequestBook) -> None:
         numbers_by_account[request.account][1] += 1
     require(num_requests == len(book.queue) == book.room.num_requests, "the waiting add up", counted=num_requests)
     require(num_tokens == book.room.num_tokens, "the tokens of the waiting add up", counted=num_tokens)
-    for account, (num_live, num_waiting) in numbers_by_account.items():
-        if (account.num_live, account.num_waiting) != (num_live, num_waiting):
-            require(False, "the requests of an account add up", account=account, live=num_live, waiting=num_waiting)
+    for account, numbers in numbers_by_account.items():
+        if [account.num_live, account.num_waiting, account.num_placed] != numbers:
+            require(False, "the requests of an account add up", account=account, live_waiting_placed=numbers)
 
 
 def _check_lane(lane: Lane, limits: SchedulerLimits) -> None:

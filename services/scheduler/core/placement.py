@@ -14,6 +14,11 @@ from services.scheduler.core.token_budget import budget_within_target
 
 MAX_LOAD_RATIO = 1.25
 
+RESERVED_SHARE = 8
+"""One place in so many is kept for tenants that have less than their share, while several contend."""
+
+MIN_PLACES_TO_RESERVE = 4
+
 
 def serves(info: WorkerInfo, submission: Submission) -> bool:
     """Tell whether the worker has the submission's model."""
@@ -78,20 +83,36 @@ def max_places(lane: Lane, limits: SchedulerLimits) -> int:
     return max(1, min(limits.max_num_requests, budget_within_target(limits, lane.step_time)))
 
 
-def choose_lane(lanes: Collection[Lane], request: Request, limits: SchedulerLimits) -> Lane | None:
-    """Choose, among the lanes that could take ``request`` now, the one that has most of its prompt; None if none could.
+def num_reserved_places(lane: Lane, limits: SchedulerLimits) -> int:
+    """Return how many places tenants with less than their share find free; none where places are few."""
+    num_places = max_places(lane, limits)
+    return max(1, num_places // RESERVED_SHARE) if num_places >= MIN_PLACES_TO_RESERVE else 0
 
-    Load is bounded: only lanes are considered that have at most ``MAX_LOAD_RATIO`` times the mean of all, rounded up,
-    with this request. So a popular prefix fills one worker up to that, and then spreads. (The idea is Mirrokni et al.,
-    "Consistent Hashing with Bounded Loads", 2018.) Among equal hits, the lane with the fewest requests.
+
+def open_lanes(
+    lanes: Collection[Lane], request: Request, limits: SchedulerLimits, *, keeps_reserve: bool
+) -> list[Lane]:
+    """Return the lanes that could take ``request`` now, with or without touching the reserved places."""
+    return [
+        lane
+        for lane in lanes
+        if lane.is_admitting_allowed
+        and lane.num_places_taken
+        < max_places(lane, limits) - (num_reserved_places(lane, limits) if keeps_reserve else 0)
+        and can_run_on(lane, request)
+    ]
+
+
+def choose_lane(candidates: Sequence[Lane], lanes: Collection[Lane], request: Request) -> Lane | None:
+    """Choose, among ``candidates``, the lane that has most of the request's prompt; None if there are none.
+
+    Load is bounded: only candidates are considered that have at most ``MAX_LOAD_RATIO`` times the mean of all
+    ``lanes``, rounded up, with this request. So a popular prefix fills one worker up to that, and then spreads. (The
+    idea is Mirrokni et al., "Consistent Hashing with Bounded Loads", 2018.) Among equal hits, the lane with the fewest
+    requests.
 
     Modifies: the memory of the chosen lane's prefixes.
     """
-    candidates = [
-        lane
-        for lane in lanes
-        if lane.is_admitting_allowed and lane.num_places_taken < max_places(lane, limits) and can_run_on(lane, request)
-    ]
     if len(lanes) == 1 or not candidates:
         return candidates[0] if candidates else None
     serving = [lane for lane in lanes if serves(lane.info, request.submission)]

@@ -78,7 +78,7 @@ class RequestBook:
         try:
             self.room.check(request, self.now_ms)
         except EngineError:
-            self.ledger.close(account)
+            self.ledger.close(account, self.now_ms)
             raise
         self._num_arrivals += 1
         self.request_by_id[submission.request_id] = request
@@ -103,9 +103,9 @@ class RequestBook:
         if not request.has_run:
             request.account.num_charged_tokens -= len(request.token_ids)
 
-    def peek(self, excluded_models: Collection[str] = ()) -> Request | None:
-        """Return the waiting request that goes next, of all models but the excluded; None when there is none."""
-        return self.queue.peek(self.now_ms, excluded_models)
+    def peek(self, excluded_models: Collection[str] = (), excluded_tenants: Collection[str] = ()) -> Request | None:
+        """Return the waiting request that goes next, but for the excluded; None when there is none."""
+        return self.queue.peek(self.now_ms, excluded_models, excluded_tenants)
 
     def choose(self, request: Request) -> None:
         """Take a request out of the waiting, since blocks are asked for it, and charge its tenant for what is new."""
@@ -133,7 +133,7 @@ class RequestBook:
     def forget(self, request: Request, finish: Finish) -> None:
         """Take a request that has ended out of the book; only its last event is left to be taken."""
         del self.request_by_id[request.request_id]
-        self.ledger.close(request.account)
+        self.ledger.close(request.account, self.now_ms)
         if request in self._deadlines:
             self._deadlines.remove(request)
         self._finish_by_request[request] = finish

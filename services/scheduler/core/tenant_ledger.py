@@ -19,6 +19,9 @@ from services.common.errors import EngineError, ErrorReason
 DEFAULT_WEIGHT = 1.0
 MAX_IDLE_ACCOUNTS = 4096
 
+CONTENTION_MS = 10_000
+"""So long after its last request has ended, a tenant still counts among those that share the places."""
+
 
 @dataclass(slots=True, eq=False)
 class Account:
@@ -30,6 +33,8 @@ class Account:
         num_charged_tokens: Tokens charged, and those that lifting added.
         num_waiting: Its requests in the queue.
         num_live: Its requests that have not ended.
+        num_placed: Its requests that have a place on a worker, or will if they are granted blocks.
+        idle_since_ms: When its last live request ended.
     """
 
     tenant: str
@@ -37,6 +42,8 @@ class Account:
     num_charged_tokens: float = 0.0
     num_waiting: int = 0
     num_live: int = 0
+    num_placed: int = 0
+    idle_since_ms: int = 0
 
     @property
     def counter(self) -> float:
@@ -67,6 +74,7 @@ class TenantLedger:
         self._account_by_tenant: dict[str, Account] = {}
         self._idle_by_tenant: dict[str, Account] = {}
         self._waiting: dict[str, Account] = {}
+        self._contenders: dict[str, Account] = {}
         self._served_last: Account | None = None
 
     def open(self, tenant: str) -> Account:
@@ -76,13 +84,15 @@ class TenantLedger:
             account = Account(tenant, self._weight_by_tenant.get(tenant, DEFAULT_WEIGHT))
             self._account_by_tenant[tenant] = account
         self._idle_by_tenant.pop(tenant, None)
+        self._contenders[tenant] = account
         account.num_live += 1
         return account
 
-    def close(self, account: Account) -> None:
+    def close(self, account: Account, now_ms: int) -> None:
         """Take note that a live request of the account has ended."""
         account.num_live -= 1
         if account.num_live == 0:
+            account.idle_since_ms = now_ms
             self._idle_by_tenant[account.tenant] = account
             if len(self._idle_by_tenant) > MAX_IDLE_ACCOUNTS:
                 forgotten = next(iter(self._idle_by_tenant))
@@ -105,6 +115,21 @@ class TenantLedger:
     def note_served(self, account: Account) -> None:
         """Take note that a request of the account is the latest that was chosen."""
         self._served_last = account
+
+    def is_alone(self, now_ms: int) -> bool:
+        """Tell whether only one tenant has had live requests of late."""
+        self._drop_old_contenders(now_ms)
+        return len(self._contenders) <= 1
+
+    def has_its_places(self, account: Account, num_places: int) -> bool:
+        """Tell whether the account has its share of ``num_places`` among the tenants of late, by their weights."""
+        sum_of_weights = sum(contender.weight for contender in self._contenders.values())
+        return account.num_placed * sum_of_weights >= num_places * account.weight
+
+    def _drop_old_contenders(self, now_ms: int) -> None:
+        for tenant, account in list(self._contenders.items()):
+            if account.num_live == 0 and now_ms - account.idle_since_ms > CONTENTION_MS:
+                del self._contenders[tenant]
 
     def _active_counter(self) -> float:
         if self._waiting:

@@ -45,8 +45,13 @@ class WaitingQueue:
             del self._queue_by_group[group]
         self._num_requests -= 1
 
-    def peek(self, now_ms: int, excluded_models: Collection[str] = ()) -> Request | None:
-        """Return who goes next, of all models but the excluded; None when nobody waits."""
+    def peek(
+        self, now_ms: int, excluded_models: Collection[str] = (), excluded_tenants: Collection[str] = ()
+    ) -> Request | None:
+        """Return who goes next, but for the excluded; None when nobody waits.
+
+        Tenants can be excluded only under a policy that has tenants, which therefore are groups of their own.
+        """
         first: Request | None = None
         first_rank: tuple[float, ...] = ()
         for (model, *_), queue in self._queue_by_group.items():
@@ -54,6 +59,8 @@ class WaitingQueue:
                 continue
             head = queue.peek()
             assert head is not None
+            if head.submission.tenant in excluded_tenants:
+                continue
             rank = self._policy.rank_of(head, now_ms)
             if first is None or rank < first_rank:
                 first, first_rank = head, rank

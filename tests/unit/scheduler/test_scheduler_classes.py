@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from services.common.errors import EngineError
 from services.scheduler.core import KVMessage, PolicySettings, PriorityClass
+from services.scheduler.core.tenant_ledger import CONTENTION_MS
 from tests.unit.scheduler.harness import LIMITS, NOW_MS, WORKER_INFO, Harness
 
 VIP, BATCH = PriorityClass.VIP, PriorityClass.BATCH
@@ -147,3 +148,45 @@ def test_flood_of_one_tenant_does_not_get_another_refused() -> None:
             refused += 1
     assert refused == 12
     harness.add("modest", tenant="modest", now_ms=NOW_MS)
+
+
+def running_after_talk(harness: Harness) -> int:
+    harness.talk()
+    return harness.scheduler.load().num_running
+
+
+def test_tenant_that_has_its_share_leaves_a_place_free_while_another_one_contends() -> None:
+    harness = Harness(max_num_requests=8, max_num_batched_tokens=64)
+    harness.add("early", (1,), 1, tenant="modest")
+    harness.run_to_rest()
+    for index in range(9):
+        harness.add(f"flood-{index}", (index,), tenant="flood")
+    assert running_after_talk(harness) == 7
+    harness.add("late", (1,), tenant="modest")
+    assert asked(harness.talk()) == ["late"]
+
+
+def test_all_places_are_used_when_nobody_contended_of_late() -> None:
+    harness = Harness(max_num_requests=8, max_num_batched_tokens=64)
+    harness.add("early", (1,), 1, tenant="modest")
+    harness.run_to_rest()
+    for index in range(9):
+        harness.add(f"flood-{index}", (index,), tenant="flood", now_ms=NOW_MS + CONTENTION_MS + 1)
+    assert running_after_talk(harness) == 8
+
+
+def test_all_places_are_used_under_a_policy_without_tenants() -> None:
+    harness = Harness(policy=PolicySettings("priority"), max_num_requests=8, max_num_batched_tokens=64)
+    for index in range(9):
+        harness.add(f"request-{index}", (index,), tenant=f"tenant-{index % 2}")
+    assert running_after_talk(harness) == 8
+
+
+def test_lower_class_does_not_go_before_one_that_leaves_a_place_free() -> None:
+    harness = Harness(max_num_requests=8, max_num_batched_tokens=64)
+    for index in range(9):
+        harness.add(f"flood-{index}", (index,), tenant="flood")
+    harness.add("batch", (1,), tenant="modest", priority=BATCH)
+    assert running_after_talk(harness) == 7
+    harness.add("normal", (1,), tenant="modest")
+    assert asked(harness.talk()) == ["normal"]

@@ -1,7 +1,8 @@
 import pytest
 
 from services.common.errors import EngineError, ErrorReason
-from services.scheduler.core.tenant_ledger import MAX_IDLE_ACCOUNTS, TenantLedger
+from services.scheduler.core.tenant_ledger import CONTENTION_MS, MAX_IDLE_ACCOUNTS, TenantLedger
+from tests.unit.scheduler.harness import NOW_MS
 
 
 def test_counter_is_tokens_over_weight() -> None:
@@ -54,7 +55,7 @@ def test_debt_is_not_cleared_by_going_away() -> None:
     ledger = TenantLedger()
     account = ledger.open("a")
     account.num_charged_tokens = 50
-    ledger.close(account)
+    ledger.close(account, NOW_MS)
     assert ledger.open("a").counter == 50
 
 
@@ -62,7 +63,7 @@ def test_accounts_of_idle_tenants_are_bounded_and_those_of_live_ones_are_kept() 
     ledger = TenantLedger()
     live = ledger.open("live")
     for index in range(MAX_IDLE_ACCOUNTS + 10):
-        ledger.close(ledger.open(f"tenant-{index}"))
+        ledger.close(ledger.open(f"tenant-{index}"), NOW_MS)
     assert len(ledger._account_by_tenant) == MAX_IDLE_ACCOUNTS + 1
     assert ledger.open("live") is live
 
@@ -71,3 +72,22 @@ def test_weight_that_is_not_positive_is_refused() -> None:
     with pytest.raises(EngineError, match="tenant a must be positive") as error:
         TenantLedger({"a": 0.0})
     assert error.value.reason is ErrorReason.INVALID_CONFIG
+
+
+def test_tenant_contends_until_a_while_after_its_last_request() -> None:
+    ledger = TenantLedger()
+    ledger.open("a")
+    assert ledger.is_alone(NOW_MS)
+    ledger.close(ledger.open("b"), NOW_MS)
+    assert not ledger.is_alone(NOW_MS + CONTENTION_MS)
+    assert ledger.is_alone(NOW_MS + CONTENTION_MS + 1)
+
+
+def test_places_are_shared_by_weight_among_those_that_contend() -> None:
+    ledger = TenantLedger({"heavy": 3.0})
+    heavy, light = ledger.open("heavy"), ledger.open("light")
+    heavy.num_placed, light.num_placed = 5, 2
+    assert not ledger.has_its_places(heavy, 8)
+    assert ledger.has_its_places(light, 8)
+    heavy.num_placed = 6
+    assert ledger.has_its_places(heavy, 8)
