@@ -1,6 +1,7 @@
 from google.rpc import status_pb2 as _status_pb2
 from treadle.common.v1 import generation_pb2 as _generation_pb2
 from treadle.common.v1 import sampling_pb2 as _sampling_pb2
+from treadle.scheduler.v1 import timeline_pb2 as _timeline_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -156,3 +157,19 @@ class WorkerLoad(_message.Message):
     num_running: int
     num_in_flight_plans: int
     def __init__(self, name: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., num_running: _Optional[int] = ..., num_in_flight_plans: _Optional[int] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id", "tenant")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("scheduler_epoch", "timelines")
+    SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TIMELINES_FIELD_NUMBER: _ClassVar[int]
+    scheduler_epoch: int
+    timelines: _containers.RepeatedCompositeFieldContainer[_timeline_pb2.RequestTimeline]
+    def __init__(self, scheduler_epoch: _Optional[int] = ..., timelines: _Optional[_Iterable[_Union[_timeline_pb2.RequestTimeline, _Mapping]]] = ...) -> None: ...

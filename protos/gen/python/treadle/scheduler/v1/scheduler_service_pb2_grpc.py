@@ -54,6 +54,11 @@ class SchedulerServiceStub(object):
                 request_serializer=treadle_dot_scheduler_dot_v1_dot_scheduler__service__pb2.GetLoadRequest.SerializeToString,
                 response_deserializer=treadle_dot_scheduler_dot_v1_dot_scheduler__service__pb2.GetLoadResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/treadle.scheduler.v1.SchedulerService/Explain',
+                request_serializer=treadle_dot_scheduler_dot_v1_dot_scheduler__service__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=treadle_dot_scheduler_dot_v1_dot_scheduler__service__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer(object):
@@ -84,6 +89,14 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Explain returns what happened to a request and when: live ones, and the last that ended. No effect. Deadline: 1 s.
+        No reasons: of an unknown request there is no timeline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +109,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetLoad,
                     request_deserializer=treadle_dot_scheduler_dot_v1_dot_scheduler__service__pb2.GetLoadRequest.FromString,
                     response_serializer=treadle_dot_scheduler_dot_v1_dot_scheduler__service__pb2.GetLoadResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=treadle_dot_scheduler_dot_v1_dot_scheduler__service__pb2.ExplainRequest.FromString,
+                    response_serializer=treadle_dot_scheduler_dot_v1_dot_scheduler__service__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -162,6 +180,33 @@ class SchedulerService(object):
             '/treadle.scheduler.v1.SchedulerService/GetLoad',
             treadle_dot_scheduler_dot_v1_dot_scheduler__service__pb2.GetLoadRequest.SerializeToString,
             treadle_dot_scheduler_dot_v1_dot_scheduler__service__pb2.GetLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/treadle.scheduler.v1.SchedulerService/Explain',
+            treadle_dot_scheduler_dot_v1_dot_scheduler__service__pb2.ExplainRequest.SerializeToString,
+            treadle_dot_scheduler_dot_v1_dot_scheduler__service__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,
