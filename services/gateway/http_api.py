@@ -18,12 +18,13 @@ from starlette.types import ASGIApp
 from services.common.errors import EngineError, ErrorReason
 from services.gateway.http_errors import HANDLERS, RETRY_AFTER_S, error_response
 from services.gateway.http_exchange import ExchangeLimit, HttpSettings, RequestIdMiddleware, exchange_ids, read_fields
-from services.gateway.http_generation import OpenAiGeneration
+from services.gateway.http_generation import ID_PREFIXES, OpenAiGeneration
 from services.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from services.gateway.openai_prompts import chat_prompt
 from services.gateway.openai_schema import RequestValidator
 from services.gateway.ports import SchedulerPort, ServedModel
 from services.gateway.text_generator import TextGenerator
+from services.gateway.timeline import timelines_json
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.validated_request import ChatPrompt, Surface, TextPrompt
 from services.gateway.validation import FieldReader, invalid, is_int_list, shown
@@ -68,6 +69,7 @@ class HttpApi:
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/models", self.list_models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.get_model, methods=["GET"]),
+            Route("/v1/requests/{request_id}/timeline", self.get_timeline, methods=["GET"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
             Route("/health", self.health, methods=["GET"]),
@@ -91,6 +93,18 @@ class HttpApi:
     async def get_model(self, request: Request) -> Response:
         """Describe one model."""
         return _json(_model_object(self._validator.model(FieldReader({"model": request.path_params["name"]}))))
+
+    async def get_timeline(self, request: Request) -> Response:
+        """Tell what happened to a request of the caller's tenant, and to each of its choices."""
+        request_id = request.path_params["request_id"]
+        timelines = await self._scheduler.explain(request_id, self._generator.tenant)
+        for prefix in ID_PREFIXES.values():
+            if not timelines and request_id.startswith(prefix):  # the id of an answer, not of the request
+                timelines = await self._scheduler.explain(request_id.removeprefix(prefix), self._generator.tenant)
+        if not timelines:
+            text = f"No request {request_id!r} is live or among the last that ended here; use the request_id you sent."
+            raise EngineError(ErrorReason.UNKNOWN_REQUEST, text, field="request_id", request_id=request_id)
+        return _json(timelines_json(request_id, timelines))
 
     async def tokenize(self, request: Request) -> Response:
         """Turn a prompt or messages into token ids."""

@@ -25,7 +25,8 @@ from services.gateway.text_generator import TextGenerator
 from services.gateway.validated_request import Reply, Surface, ValidatedRequest
 from services.gateway.validation import unsupported
 
-_ID_PREFIXES = {Surface.CHAT: "chatcmpl-", Surface.COMPLETION: "cmpl-"}
+ID_PREFIXES = {Surface.CHAT: "chatcmpl-", Surface.COMPLETION: "cmpl-"}
+"""What an answer's ``id`` begins with; the request's id follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class OpenAiGeneration:
         self, surface: Surface, validated: ValidatedRequest, request_id: str, prepared: tuple[PreparedRequest, ...]
     ) -> AnswerHead:
         return AnswerHead(
-            id=_ID_PREFIXES[surface] + request_id,
+            id=ID_PREFIXES[surface] + request_id,
             created_unix_s=self._generator.now_unix_s(),
             model=validated.model.name,
             system_fingerprint=f"treadle-{self._version}-{validated.model.weight_version[:8]}",

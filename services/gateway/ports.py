@@ -9,6 +9,8 @@ from enum import Enum
 from types import TracebackType
 from typing import Protocol, Self
 
+from services.gateway.timeline import RequestTimeline
+
 CHOICE_SEPARATOR = "#"
 """Between a request's id and the index of a choice; no client's id contains it."""
 
@@ -179,7 +181,7 @@ class Generation(Protocol):
 
 
 class SchedulerPort(Protocol):
-    """The scheduler, seen from a gateway. None of these waits; they read a mirror of what the scheduler reported."""
+    """The scheduler, seen from a gateway. Only ``explain`` waits; the others read a mirror of what it reported."""
 
     def open_generation(self, request: SchedulerRequest) -> Generation:
         """Return the request's generation, not yet submitted."""
@@ -203,4 +205,15 @@ class SchedulerPort(Protocol):
 
     def unready_reasons(self) -> tuple[str, ...]:
         """Say for people what readiness waits for; empty when ready."""
+        ...
+
+    async def explain(self, request_id: str, tenant: str) -> tuple[RequestTimeline, ...]:
+        """Tell what happened to a request of ``tenant`` and to its choices, live or among the last that ended.
+
+        Returns:
+            In order of the choices; empty when none is known, or it is another tenant's.
+
+        Raises:
+            EngineError: SCHEDULER_UNAVAILABLE.
+        """
         ...

@@ -34,6 +34,8 @@ from services.gateway.ports import (
     ServedModel,
     TokenEvent,
 )
+from services.gateway.timeline import RequestTimeline
+from services.gateway.timeline_wire import from_explain_response
 from treadle.common.v1 import generation_pb2, sampling_pb2
 from treadle.scheduler.v1 import scheduler_service_pb2 as pb2
 from treadle.scheduler.v1 import scheduler_service_pb2_grpc as pb2_grpc
@@ -44,6 +46,7 @@ _UNAVAILABLE = ErrorReason.SCHEDULER_UNAVAILABLE
 _HEALTH_INTERVAL_S = 0.5
 _HEALTH_INTERVAL_UNREADY_S = 0.05
 _HEALTH_TIMEOUT_S = 1.0
+_EXPLAIN_TIMEOUT_S = 1.0
 _LEAVING_TIMEOUT_S = 2.0
 _MAX_MESSAGE_TOKENS = 1_000_000
 """Tokens after which the rest of the submissions travels in a further message; far below the limit of a message."""
@@ -158,6 +161,16 @@ class RemoteScheduler:
         if not self._is_serving:
             return ("scheduler: not ready (it waits for kv_cache and a worker) or not answering",)
         return () if self._models else ("worker: no model is served yet",)
+
+    async def explain(self, request_id: str, tenant: str) -> tuple[RequestTimeline, ...]:
+        """Ask what happened to a request and its choices."""
+        question = pb2.ExplainRequest(request_id=request_id, tenant=tenant)
+        async with open_channel(self._address) as channel:
+            try:
+                response = await pb2_grpc.SchedulerServiceStub(channel).Explain(question, timeout=_EXPLAIN_TIMEOUT_S)
+            except grpc.RpcError as error:
+                raise from_rpc_error(error, _UNAVAILABLE) from error
+        return from_explain_response(response)
 
     def epoch(self) -> int:
         """Return the life of the scheduler that was last heard of; 0 before the first."""

@@ -50,6 +50,11 @@ class TextGenerator:
         """Where refusals are counted, which no generation sees."""
         return self._backing.metrics
 
+    @property
+    def tenant(self) -> str:
+        """On whose account requests run."""
+        return self._settings.tenant
+
     def now_unix_s(self) -> int:
         """Return the time, in whole seconds since the epoch."""
         return self._backing.clock.unix_ms() // 1000

@@ -20,6 +20,7 @@ from services.scheduler.core.events import Finish, FinishReason, RequestEvent
 from services.scheduler.core.submission import PriorityClass, Submission
 from services.scheduler.engine_loop import EngineLoop, ServedModel
 from services.scheduler.plan_log.recording import Recorder
+from services.scheduler.timeline_wire import to_explain_response
 from treadle.common.v1 import generation_pb2
 from treadle.scheduler.v1 import scheduler_service_pb2 as pb2
 from treadle.scheduler.v1 import scheduler_service_pb2_grpc as pb2_grpc
@@ -153,6 +154,11 @@ class SchedulerServicer(pb2_grpc.SchedulerServiceServicer):
                 num_in_flight_plans=worker.num_in_flight_plans,
             )
         return response
+
+    async def Explain(self, request: pb2.ExplainRequest, context: object) -> pb2.ExplainResponse:  # noqa: ARG002
+        """Return the timelines of a request and its choices."""
+        tenant = request.tenant if request.HasField("tenant") else None
+        return to_explain_response(self._engine.explain(request.request_id, tenant), self._epoch)
 
     def _receive(self, gateway: str, stream: GatewayStream, request: pb2.ConnectRequest) -> None:
         for submission in request.submissions:

@@ -9,6 +9,7 @@ import pytest
 from services.common.clock import SystemClock
 from services.common.errors import EngineError, ErrorReason
 from services.gateway.ports import FinishReason, Priority, Sampling, SchedulerPort, SchedulerRequest, TokenEvent
+from services.gateway.timeline import Admitted, Finished, Queued, Scheduled
 from tests.fakes.fake_executor import continuation
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.inner_mesh import MODEL, WEIGHTS, inner_mesh, until
@@ -118,6 +119,34 @@ async def test_models_are_named_and_readiness_has_no_reasons(port: SchedulerPort
     assert model.name == MODEL
     assert port.is_ready()
     assert port.unready_reasons() == ()
+
+
+async def test_timeline_tells_what_happened_from_the_arrival_to_the_end(port: SchedulerPort):
+    await read_all(port, request())
+    (timeline,) = await port.explain("r", "t")
+    assert (timeline.request_id, timeline.model, timeline.priority) == ("r", MODEL, "normal")
+    assert (timeline.status, timeline.num_prompt_tokens, timeline.num_events_left_out) == ("finished", 3, 0)
+    queued, admitted, prompt, decode, finished = timeline.events
+    assert (queued, finished) == (Queued(queued.at_ms, 0, 0, None), Finished(finished.at_ms, "length", 20, None, ""))
+    assert admitted == Admitted(admitted.at_ms, "worker-0", 3, 0, 0)
+    assert isinstance(prompt, Scheduled)
+    assert isinstance(decode, Scheduled)
+    assert (prompt.kind, prompt.first_step, prompt.last_step, prompt.num_tokens) == ("catch_up", 1, 1, 3)
+    assert (decode.kind, decode.first_step, decode.last_step, decode.num_tokens) == ("decode", 2, 20, 19)
+    assert queued.at_ms <= admitted.at_ms <= prompt.at_ms <= decode.until_ms <= finished.at_ms
+
+
+async def test_timeline_is_told_of_every_choice(port: SchedulerPort):
+    for choice in ("r#0", "r#1"):
+        await read_all(port, request(choice))
+    assert [timeline.request_id for timeline in await port.explain("r", "t")] == ["r#0", "r#1"]
+    assert [timeline.request_id for timeline in await port.explain("r#1", "t")] == ["r#1"]
+
+
+async def test_timeline_of_an_unknown_request_or_of_another_tenant_is_not_told(port: SchedulerPort):
+    await read_all(port, request())
+    assert await port.explain("nobody", "t") == ()
+    assert await port.explain("r", "another") == ()
 
 
 async def test_second_request_of_one_id_is_refused_by_the_real_port(tmp_path: Path):

@@ -11,7 +11,8 @@ from typing import Self
 
 from services.common.errors import EngineError, ErrorReason
 from services.gateway.journal import StreamJournal
-from services.gateway.ports import Finish, FinishReason, SchedulerRequest, ServedModel, TokenEvent
+from services.gateway.ports import CHOICE_SEPARATOR, Finish, FinishReason, SchedulerRequest, ServedModel, TokenEvent
+from services.gateway.timeline import Admitted, Finished, Queued, RequestTimeline, Scheduled, TimelineEvent
 
 DEFAULT_MODEL = ServedModel(
     name="fake", max_model_len=64, created_unix_s=1_700_000_000, weight_version="0123456789abcdef"
@@ -47,6 +48,7 @@ class FakeScheduler:
     requests: list[SchedulerRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     live: dict[str, "FakeGeneration"] = field(default_factory=dict)
+    begun: dict[str, "FakeGeneration"] = field(default_factory=dict)
 
     def open_generation(self, request: SchedulerRequest) -> "FakeGeneration":
         return FakeGeneration(self, request)
@@ -58,6 +60,14 @@ class FakeScheduler:
         self.cancelled.append(request_id)
         generation.finish(FinishReason.CANCELLED)
         return True
+
+    async def explain(self, request_id: str, tenant: str) -> tuple[RequestTimeline, ...]:
+        prefix = request_id + CHOICE_SEPARATOR
+        return tuple(
+            generation.timeline()
+            for each, generation in self.begun.items()
+            if (each == request_id or each.startswith(prefix)) and generation.tenant == tenant
+        )
 
     def models(self) -> tuple[ServedModel, ...]:
         return self.served
@@ -77,6 +87,7 @@ class FakeGeneration:
         self._request = request
         self._answer = list(scheduler.answer(request))
         self._journal = StreamJournal()
+        self._ended: FinishReason | None = None
         self._may_fail = scheduler.failing is None or request.request_id in scheduler.failing
 
     async def __aenter__(self) -> Self:
@@ -85,6 +96,7 @@ class FakeGeneration:
         assert self._request.request_id not in self._scheduler.live
         self._scheduler.requests.append(self._request)
         self._scheduler.live[self._request.request_id] = self
+        self._scheduler.begun[self._request.request_id] = self
         return self
 
     async def __aexit__(
@@ -105,6 +117,28 @@ class FakeGeneration:
     @property
     def num_made(self) -> int:
         return self._journal.num_tokens
+
+    @property
+    def tenant(self) -> str:
+        return self._request.tenant
+
+    def timeline(self) -> RequestTimeline:
+        """Tell that it arrived and ran alone; a step a token, a millisecond a step, from time 0 on."""
+        request, num_made = self._request, self.num_made
+        num_prompt_tokens, num_cached = len(request.prompt_token_ids), self._scheduler.num_cached_tokens
+        events: list[TimelineEvent] = [
+            Queued(0, 0, 0, None),
+            Admitted(0, "worker-0", num_prompt_tokens, num_cached, 0),
+            Scheduled(0, 1, "worker-0", "catch_up", 1, 1, num_prompt_tokens - num_cached),
+        ]
+        if num_made > 1:
+            events.append(Scheduled(1, num_made, "worker-0", "decode", 2, num_made, num_made - 1))
+        if self._ended is not None:
+            events.append(Finished(num_made, self._ended.value, num_made, None, ""))
+        status = "running" if self._ended is None else "finished"
+        return RequestTimeline(
+            request.request_id, request.model, request.priority.value, status, num_prompt_tokens, 0, tuple(events)
+        )
 
     def make(self, num_tokens: int) -> None:
         """Make up to ``num_tokens`` tokens, ending as the limits say."""
@@ -131,4 +165,5 @@ class FakeGeneration:
 
     def _finish_of(self, reason: FinishReason, stop_token_id: int | None, num_output_tokens: int) -> Finish:
         num_prompt_tokens = len(self._request.prompt_token_ids)
+        self._ended = reason
         return Finish(reason, stop_token_id, num_prompt_tokens, num_output_tokens, self._scheduler.num_cached_tokens)
