@@ -68,6 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="print a JSON list")
     status.set_defaults(command=_status)
 
+    explain = commands.add_parser("explain", help="show what happened to a request, and when")
+    explain.add_argument("request_id", metavar="ID", help="id of the request, or of its answer")
+    _add_port(explain)
+    explain.add_argument("--host", default="127.0.0.1", help="where the mesh listens")
+    explain.add_argument("--json", action="store_true", help="print the JSON of the HTTP interface")
+    explain.set_defaults(command=_explain)
+
     chat = commands.add_parser("chat", help="talk to a running mesh in the terminal")
     _add_port(chat)
     chat.add_argument("--host", default="127.0.0.1", help="where the mesh listens")
@@ -117,6 +124,13 @@ def _status(arguments: argparse.Namespace) -> int:
     from services.launcher.status import print_status
 
     return print_status(arguments.http_port, os.environ, as_json=arguments.json)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from services.launcher.explain import Question, explain
+
+    question = Question(arguments.request_id, arguments.host, arguments.http_port)
+    return explain(question, as_json=arguments.json)
 
 
 def _chat(arguments: argparse.Namespace) -> int:
