@@ -31,6 +31,7 @@ class InnerMesh:
     Attributes:
         folder: Where the sockets are.
         num_blocks: Of each worker's pool.
+        num_host_blocks: Of each worker's host tier, from which restoring is fast.
         max_model_len: Of the fake model.
         flags: Fields of the scheduler's config.
         scheduler: The gateway's view.
@@ -42,6 +43,7 @@ class InnerMesh:
     num_blocks: int = 64
     max_model_len: int = 512
     num_workers: int = 1
+    num_host_blocks: int = 0
     flags: dict[str, object] = field(default_factory=dict)
     executors: dict[str, FakeExecutor] = field(default_factory=dict)
     manager: KVCacheManager | None = None
@@ -68,6 +70,9 @@ class InnerMesh:
                 weight_version=WEIGHTS,
                 num_blocks=self.num_blocks,
                 max_model_len=self.max_model_len,
+                num_host_blocks=self.num_host_blocks,
+                block_restore_us=1.0,
+                token_prefill_us=1.0,
                 **facts,
             ),
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from services.common.errors import EngineError, ErrorReason
 from services.common.verify import require
-from services.worker.plan import BatchPlan, SampledToken, StepResult, StepTimings
+from services.worker.plan import BatchPlan, BlockCopy, SampledToken, StepResult, StepTimings
 
 VOCAB_SIZE = 1000
 
@@ -50,6 +50,7 @@ class FakeExecutor:
     is_open: asyncio.Event = field(default_factory=asyncio.Event)
     failing_token: int | None = None
     requests: dict[int, _Request] = field(default_factory=dict)
+    block_copies: list[BlockCopy] = field(default_factory=list)
     num_steps: int = 0
 
     def __post_init__(self) -> None:
@@ -59,6 +60,7 @@ class FakeExecutor:
         future: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
         try:
             result = self._execute(plan)
+            self.block_copies += plan.block_copies
         except Exception as error:
             future.set_exception(error)
             return future

@@ -1,6 +1,7 @@
 """Scheduler, KV-cache manager and workers over real sockets with a fake device: many requests, deaths, refusals."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from services.common.rpc.server import RpcServer
 from services.gateway.ports import FinishReason
 from services.gateway.remote import RemoteScheduler
 from services.scheduler.service import SchedulerService
+from services.worker.plan import CopyDirection
 from tests.contract.test_scheduler_port import PROMPT, read_all, request, tokens_of
 from tests.fakes.fake_executor import continuation
 from tests.inner_mesh import InnerMesh, inner_mesh, running, until
@@ -40,6 +42,22 @@ async def test_many_requests_share_a_small_pool_and_all_get_their_own_tokens(tmp
         outputs = await run_many(mesh, 20, 100)
         await nothing_is_held(mesh)
     assert outputs == [continuation(list(PROMPT), 100)] * 20
+
+
+@pytest.mark.parametrize("use", ["auto", "never"])
+async def test_copies_reach_a_worker_whose_host_memory_is_used(tmp_path: Path, use: str):
+    flags = {"max_num_batched_tokens": 32, "max_num_requests": 8, "host_tier": use}
+    async with inner_mesh(tmp_path, num_blocks=13, max_model_len=160, num_host_blocks=40, flags=flags) as mesh:
+        outputs = []
+        for index in range(2):  # the second time, each hits what the others have pushed out of the pool
+            for prompt in map(list, (range(100, 160), range(200, 300), range(300, 400))):
+                made = replace(request(f"r{index}-{prompt[0]}", 4), prompt_token_ids=tuple(prompt))
+                outputs.append((prompt, tokens_of(await read_all(mesh.scheduler, made))))
+        copies = mesh.executors["worker-0"].block_copies
+        await nothing_is_held(mesh)
+    assert all(output == continuation(prompt, 4) for prompt, output in outputs)
+    directions = {copy.direction for copy in copies}
+    assert directions == (set(CopyDirection) if use == "auto" else set())
 
 
 async def test_requests_spread_over_several_workers(tmp_path: Path):

@@ -18,6 +18,7 @@ from services.kv_cache.core import KVCacheManager, ManagerSettings
 from services.kv_cache.event_feed import EventFeed
 from services.kv_cache.service import KVCacheService
 from services.kv_cache.servicer import KVCacheAdminServicer, KVCacheServicer
+from treadle.kv_cache.v1 import block_pb2
 from treadle.kv_cache.v1 import kv_cache_admin_service_pb2 as admin_pb2
 from treadle.kv_cache.v1 import kv_cache_admin_service_pb2_grpc as admin_grpc
 from treadle.kv_cache.v1 import kv_cache_service_pb2 as pb2
@@ -255,3 +256,21 @@ async def test_service_reloads_its_quotas_file_and_keeps_the_old_quotas_when_it_
     finally:
         await server.stop(0)
     assert limits == [0.5, 0.25, 0.25]
+
+
+async def test_copies_between_the_tiers_are_told_with_the_grants_that_need_them(tmp_path: Path) -> None:
+    async with serving(tmp_path) as client, client.session(scheduler_epoch=1) as session:
+        spec = pb2.PoolSpec(
+            pool=POOL, num_blocks=4, block_size=2, model="m", weight_version="v", worker_epoch=5, num_host_blocks=8
+        )
+        await session.send(open_pools=[spec])
+        await session.run_to_end(1, [1, 2, 3, 4, 5])
+        response = await session.send(admits=[admit(2, [6, 7, 8, 9, 10])])
+        (in_pool,) = response.block_copies
+        assert in_pool.pool == POOL
+        assert [(copy.direction, copy.block_id, copy.host_slot) for copy in in_pool.copies] == [
+            (block_pb2.COPY_DIRECTION_TO_HOST, 2, 0),
+            (block_pb2.COPY_DIRECTION_TO_HOST, 1, 1),
+        ]
+        usage = await client.usage()
+        assert (usage.num_host_blocks, usage.num_host_cached, usage.num_restored) == (8, 2, 0)

@@ -1,0 +1,64 @@
+"""A request that was preempted goes on with the tokens that it would have had alone, whichever way it comes back.
+
+The default model on the engine that serves it, through a pool too small for five requests: alone, preempted and
+computed again, preempted and brought back from host memory. Greedy and seeded, in both precisions.
+"""
+
+import pytest
+
+from services.common.clock import SystemClock
+from services.scheduler.core import SamplingParams
+from services.worker.config import WorkerConfig
+from services.worker.loaded_model import LoadedModel
+from services.worker.loading import load_model
+from tests.core_mesh import CoreMesh, Sizes
+from tests.identity.conftest import varied_prompts
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+NUM_OUTPUTS = 40
+PROMPTS = [varied_prompts(49_152)[index] for index in (5, 7, 8, 9, 11)]
+NUM_BLOCKS = 12
+"""All five requests fit at first, and three do to the end: three are preempted, and four blocks come back."""
+
+SAMPLING = {
+    "greedy": [SamplingParams()] * 5,
+    "seeded": [SamplingParams(temperature=0.8, top_p=0.95, seed=seed) for seed in range(5)],
+}
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def loaded(model_path, request) -> LoadedModel:
+    config = WorkerConfig(
+        listen="unix:/unused",
+        model=str(model_path),
+        dtype=request.param,
+        num_threads=1,
+        kv_cache_gib=0.03,
+        swap_space_gib=0.03,
+        max_num_batched_tokens=64,
+        poison_new_blocks=True,
+    )
+    return load_model(config, SystemClock())
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_tokens_are_the_same_alone_after_recompute_and_after_swap(loaded, sampling):
+    params = SAMPLING[sampling]
+    roomy = CoreMesh(loaded.runner, Sizes(num_blocks=loaded.num_blocks))
+    alone = [roomy.generate([prompt], NUM_OUTPUTS, [one])[0] for prompt, one in zip(PROMPTS, params, strict=True)]
+    assert roomy.num_preemptions == 0
+
+    recompute = CoreMesh(loaded.runner, Sizes(num_blocks=NUM_BLOCKS))
+    assert recompute.generate(PROMPTS, NUM_OUTPUTS, params) == alone
+    assert recompute.num_preemptions > 0
+
+    swap = CoreMesh(loaded.runner, Sizes(num_blocks=NUM_BLOCKS, num_host_blocks=loaded.num_host_blocks))
+    assert swap.generate(PROMPTS, NUM_OUTPUTS, params) == alone
+    assert swap.num_preemptions > 0
+    assert swap.usage.num_restored > 0
+
+
+def test_restoring_a_block_was_measured_to_be_faster_than_computing_it_again(loaded):
+    assert loaded.host_costs is not None
+    assert 0 < loaded.host_costs.block_restore_us < 16 * loaded.host_costs.token_prefill_us
