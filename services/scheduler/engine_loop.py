@@ -17,7 +17,8 @@ from services.common.clock import Clock
 from services.common.errors import EngineError, ErrorReason
 from services.common.verify import is_verification_enabled
 from services.scheduler.core.batch_plan import StepResult
-from services.scheduler.core.events import RequestEvent
+from services.scheduler.core.events import Finish, FinishReason, RequestEvent
+from services.scheduler.core.followers import FollowerGate
 from services.scheduler.core.kv_messages import KVReply
 from services.scheduler.core.lane import WorkerInfo
 from services.scheduler.core.scheduler import Scheduler
@@ -59,6 +60,7 @@ class EngineLoop:
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._is_draining = False
+        self._followers = FollowerGate()
 
     # -- what others ask
 
@@ -81,6 +83,11 @@ class EngineLoop:
         self._core.advance_time(self._clock.unix_ms())
         return self._core.explain(request_id, tenant)
 
+    @property
+    def num_held(self) -> int:
+        """Samples that wait for the prompt of their leader."""
+        return len(self._followers)
+
     def served_models(self) -> list[ServedModel]:
         """Return the models of the connected workers."""
         models: dict[str, ServedModel] = {}
@@ -100,6 +107,7 @@ class EngineLoop:
     def gateway_up(self, gateway: str, port: GatewayPort) -> None:
         """Deliver the gateway's events to ``port``; an earlier stream of the same gateway has lost its requests."""
         if gateway in self._gateways:
+            self._followers.drop_gateway(gateway)
             self._core.abort_gateway(gateway)
         self._gateways[gateway] = port
 
@@ -107,6 +115,7 @@ class EngineLoop:
         """Abort the gateway's requests, unless a newer stream of it is connected."""
         if self._gateways.get(gateway) is port:
             del self._gateways[gateway]
+            self._followers.drop_gateway(gateway)
             self._core.abort_gateway(gateway)
             self._wake.set()
 
@@ -118,12 +127,22 @@ class EngineLoop:
         """
         if self._is_draining:
             raise EngineError(ErrorReason.DRAINING, "The scheduler is stopping; try again.")
+        if submission.request_id in self._followers:
+            text = f"request {submission.request_id} is live already; choose another id"
+            raise EngineError(ErrorReason.DUPLICATE_REQUEST, text, field="request_id")
+        leader_id = submission.leader_request_id
+        if leader_id is not None and self._core.is_prompt_pending(leader_id):
+            self._followers.hold(submission, leader_id)
+            return
         self._core.add_request(submission, self._clock.unix_ms())
         self._wake.set()
 
     def cancel(self, request_id: str) -> None:
         """Abort a request; one that is unknown or finished is ignored."""
         self._core.advance_time(self._clock.unix_ms())
+        held = self._followers.drop(request_id)
+        if held is not None:
+            self._deliver(_end_of_held(held, FinishReason.CANCELLED))
         self._core.abort_request(request_id)
         self._wake.set()
 
@@ -184,6 +203,7 @@ class EngineLoop:
     async def drain(self) -> None:
         """Refuse new requests and return when the last one has finished."""
         self._is_draining = True
+        self._idle.clear()
         self._on_change()
         self._wake.set()
         await self._idle.wait()
@@ -199,6 +219,7 @@ class EngineLoop:
                 self._kv_cache.send_message(message)
             for event in self._core.take_events():
                 self._deliver(event)
+                self._release_followers(event.request_id)
             self._note_idleness()
 
     async def _something_to_do(self) -> None:
@@ -213,6 +234,15 @@ class EngineLoop:
                     await self._wake.wait()
         self._wake.clear()
 
+    def _release_followers(self, leader_id: str) -> None:
+        """Submit the samples that waited for the prompt of a request that has news: a first token, or its end."""
+        for submission in self._followers.release(leader_id):
+            try:
+                self._core.add_request(submission, self._clock.unix_ms())
+            except EngineError as error:
+                self._deliver(_end_of_held(submission, FinishReason.ERROR, error))
+            self._wake.set()
+
     def _deliver(self, event: RequestEvent) -> None:
         port = self._gateways.get(event.gateway)
         if port is not None:
@@ -220,7 +250,7 @@ class EngineLoop:
 
     def _note_idleness(self) -> None:
         load = self._core.load()
-        if load.num_waiting + load.num_running:
+        if load.num_waiting + load.num_running + len(self._followers):
             self._idle.clear()
             return
         self._idle.set()
@@ -238,3 +268,10 @@ class EngineLoop:
     def _changed(self) -> None:
         self._on_change()
         self._wake.set()
+
+
+def _end_of_held(submission: Submission, reason: FinishReason, error: EngineError | None = None) -> RequestEvent:
+    """Return the one event of a submission that ended before the core has seen it."""
+    num_outputs = len(submission.output_token_ids)
+    finish = Finish(reason, len(submission.prompt_token_ids), num_outputs, 0, error=error)
+    return RequestEvent(submission.request_id, submission.gateway, num_outputs, (), finish)

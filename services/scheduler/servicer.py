@@ -141,7 +141,7 @@ class SchedulerServicer(pb2_grpc.SchedulerServiceServicer):
         load = self._engine.core.load()
         epochs = {name: info.epoch for name, info in self._engine.worker_infos().items()}
         response = pb2.GetLoadResponse(
-            num_waiting=load.num_waiting,
+            num_waiting=load.num_waiting + self._engine.num_held,
             num_running=load.num_running,
             num_preemptions=load.num_preemptions,
             num_steps=load.num_steps,

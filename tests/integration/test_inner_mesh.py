@@ -10,7 +10,7 @@ from services.common.clock import SystemClock
 from services.common.epoch import new_epoch
 from services.common.errors import EngineError, ErrorReason
 from services.common.rpc.server import RpcServer
-from services.gateway.ports import FinishReason
+from services.gateway.ports import FinishReason, SchedulerRequest
 from services.gateway.remote import RemoteScheduler
 from services.scheduler.service import SchedulerService
 from services.worker.plan import CopyDirection
@@ -19,6 +19,8 @@ from tests.fakes.fake_executor import continuation
 from tests.inner_mesh import InnerMesh, inner_mesh, running, until
 
 pytestmark = pytest.mark.usefixtures("no_leaked_tasks")
+
+LONG_PROMPT = tuple(range(100, 201))
 
 
 async def nothing_is_held(mesh: InnerMesh) -> None:
@@ -184,3 +186,54 @@ async def test_scheduler_that_a_newer_one_has_replaced_ends(tmp_path: Path):
             with pytest.raises(ExceptionGroup) as caught:
                 await older.run()
     assert caught.group_contains(EngineError, match="newer scheduler")
+
+
+def sample_of(leader: str, index: int, max_tokens: int = 20) -> SchedulerRequest:
+    return replace(
+        request(f"{leader}#{index}", max_tokens), leader_request_id=f"{leader}#0", prompt_token_ids=LONG_PROMPT
+    )
+
+
+async def test_samples_wait_for_their_leader_and_share_its_prompt(tmp_path: Path):
+    async with inner_mesh(tmp_path) as mesh:
+        mesh.executors["worker-0"].is_open.clear()
+        leader = replace(request("s#0"), prompt_token_ids=LONG_PROMPT)
+        async with asyncio.TaskGroup() as tasks:
+            samples = [tasks.create_task(read_all(mesh.scheduler, leader))]
+            await until(lambda: mesh.executors["worker-0"].num_requests() == 1)
+            samples += [tasks.create_task(read_all(mesh.scheduler, sample_of("s", index))) for index in (1, 2, 3)]
+            await asyncio.sleep(0.05)
+            assert mesh.executors["worker-0"].num_requests() == 1
+            mesh.executors["worker-0"].is_open.set()
+        events = [task.result() for task in samples]
+        await nothing_is_held(mesh)
+    assert [tokens_of(each) for each in events] == [continuation(list(LONG_PROMPT), 20)] * 4
+    assert [each[-1].finish.num_cached_tokens for each in events] == [0, 96, 96, 96]
+
+
+async def test_sample_that_is_cancelled_before_its_leader_has_a_token_ends_cancelled(tmp_path: Path):
+    async with inner_mesh(tmp_path) as mesh:
+        mesh.executors["worker-0"].is_open.clear()
+        leader = replace(request("s#0"), prompt_token_ids=LONG_PROMPT)
+        async with mesh.scheduler.open_generation(leader) as first:
+            await until(lambda: mesh.executors["worker-0"].num_requests() == 1)
+            async with mesh.scheduler.open_generation(sample_of("s", 1)) as second:
+                await asyncio.sleep(0.05)
+                mesh.scheduler.cancel("s#1")
+                assert (await anext(second)).finish.reason is FinishReason.CANCELLED
+            mesh.executors["worker-0"].is_open.set()
+            assert len(tokens_of([event async for event in first])) == 20
+
+
+async def test_samples_run_when_their_leader_is_cancelled(tmp_path: Path):
+    async with inner_mesh(tmp_path) as mesh:
+        mesh.executors["worker-0"].is_open.clear()
+        leader = replace(request("s#0"), prompt_token_ids=LONG_PROMPT)
+        async with mesh.scheduler.open_generation(leader):
+            await until(lambda: mesh.executors["worker-0"].num_requests() == 1)
+            async with asyncio.TaskGroup() as tasks:
+                second = tasks.create_task(read_all(mesh.scheduler, sample_of("s", 1)))
+                await asyncio.sleep(0.05)
+                mesh.scheduler.cancel("s#0")
+                mesh.executors["worker-0"].is_open.set()
+        assert tokens_of(second.result()) == continuation(list(LONG_PROMPT), 20)

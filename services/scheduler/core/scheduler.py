@@ -161,6 +161,11 @@ class Scheduler:
         if reason is not None:
             self._end(request, reason)  # resumed after its last token, whose finish the client has not seen
 
+    def is_prompt_pending(self, request_id: str) -> bool:
+        """Tell whether a request is live and has no output token yet, so that its prompt may still be computed."""
+        request = self._book.request_by_id.get(request_id)
+        return request is not None and request.num_output_tokens == 0
+
     def abort_request(self, request_id: str) -> bool:
         """End a live request as CANCELLED. Idempotent.
 
