@@ -109,6 +109,11 @@ def require_same_worker(stream: StreamSummary, worker: worker_service_pb2.Capabi
     if worker.num_blocks < stream.num_blocks_needed:
         text = f"{stream.num_blocks_needed} KV blocks are needed, the worker has {worker.num_blocks}"
         raise _refusal(f"{stream.title}: {text}; give it a larger --kv-cache-gib")
+    if worker.num_host_blocks < stream.num_host_blocks_needed:
+        text = (
+            f"{stream.num_host_blocks_needed} blocks of host memory are needed, the worker has {worker.num_host_blocks}"
+        )
+        raise _refusal(f"{stream.title}: {text}; give it a larger --swap-space-gib")
     if worker.max_num_batched_tokens < stream.num_tokens_needed:
         text = f"steps have up to {stream.num_tokens_needed} tokens, the worker takes {worker.max_num_batched_tokens}"
         raise _refusal(f"{stream.title}: {text}")

@@ -7,8 +7,9 @@ import pytest
 
 from services.common.errors import EngineError, ErrorReason
 from services.scheduler.plan_log.streams import StreamSummary, list_streams, read_steps
-from services.scheduler.plan_log.worker_replay import require_replayable
+from services.scheduler.plan_log.worker_replay import require_replayable, require_same_worker
 from services.scheduler.plan_log.writer import PlanLogWriter
+from treadle.kv_cache.v1 import block_pb2
 from treadle.scheduler.v1 import plan_log_pb2 as pb2
 from treadle.worker.v1 import batch_plan_pb2, worker_service_pb2
 
@@ -77,3 +78,29 @@ def test_reuse_of_what_no_stream_computed_is_refused(
     _, later = write(tmp_path, *records, epoch=2)
     with pytest.raises(EngineError, match="from before the recording"):
         require_replayable(later)
+
+
+def with_copies(record: Record, *copies: tuple[int, int, int]) -> Record:
+    for direction, block_id, host_slot in copies:
+        record.plan_sent.plan.block_copies.add(direction=direction, block_id=block_id, host_slot=host_slot)
+    return record
+
+
+TO_HOST, TO_DEVICE = block_pb2.COPY_DIRECTION_TO_HOST, block_pb2.COPY_DIRECTION_TO_DEVICE
+
+
+def test_what_was_computed_is_followed_to_host_memory_and_back(tmp_path: Path) -> None:
+    out = with_copies(sent(2), (TO_HOST, 8, 4), (TO_HOST, 9, 5))
+    back = with_copies(sent(3, 50, 51, num_computed_tokens=32), (TO_DEVICE, 50, 4), (TO_DEVICE, 51, 5))
+    (stream,) = write(tmp_path, started(), sent(1, 8, 9), out, back)
+    require_replayable(stream)
+    assert (stream.num_blocks_needed, stream.num_host_blocks_needed) == (52, 6)
+    with pytest.raises(EngineError, match="6 blocks of host memory are needed, the worker has 5"):
+        require_same_worker(stream, worker_service_pb2.Capabilities(block_size=16, num_blocks=52, num_host_blocks=5))
+
+
+def test_reuse_of_what_came_from_host_memory_before_the_recording_is_refused(tmp_path: Path) -> None:
+    back = with_copies(sent(2, 8, num_computed_tokens=16), (TO_DEVICE, 8, 4))
+    (stream,) = write(tmp_path, started(), sent(1, 8, 9), back)
+    with pytest.raises(EngineError, match="from before the recording"):
+        require_replayable(stream)
