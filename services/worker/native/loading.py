@@ -32,7 +32,7 @@ def load_native(
     """
     model_config = checkpoint.config
     recipe = make_recipe(checkpoint, config.dtype, config.quantization)
-    kv_shape = _kv_shape(config, checkpoint)
+    kv_shape = kv_shape_of(config, checkpoint)
     num_blocks = plan_num_blocks(
         config,
         _memory_plan(recipe, kv_shape),
@@ -107,7 +107,8 @@ def _kv_dtype_name(config: WorkerConfig) -> NumberFormat:
     return config.dtype if config.kv_dtype == "auto" else config.kv_dtype
 
 
-def _kv_shape(config: WorkerConfig, checkpoint: Checkpoint) -> KvShape:
+def kv_shape_of(config: WorkerConfig, checkpoint: Checkpoint) -> KvShape:
+    """Say what a block of the KV cache holds. Pure."""
     return KvShape(
         num_layers=checkpoint.config.num_layers,
         num_kv_heads=checkpoint.config.num_kv_heads,

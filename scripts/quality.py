@@ -1,0 +1,284 @@
+#!/usr/bin/env python3
+"""How far the number formats of the native engine move a model's answers from the float32 reference.
+
+Perplexity, mean divergence (KL, nats a token) and agreement of the likeliest token over a bundled text, then greedy
+answers to 20 prompts cut from it. The text (``data/openings.txt``) is the openings of Pride and Prejudice (Austen,
+1813), A Tale of Two Cities (Dickens, 1859), Moby-Dick (Melville, 1851) and Frankenstein (Shelley, 1818), all long in
+the public domain. The reference is the torch model in float32 on the same, decoded weights.
+
+Usage: quality.py MODEL [--window 512]
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.gateway.tokenizer.loading import load_tokenizer
+from services.worker.attention import AttentionMetadata
+from services.worker.config import WorkerConfig
+from services.worker.kv_storage import KVStorage
+from services.worker.model_config import ModelConfig
+from services.worker.model_runner import ModelRunner
+from services.worker.models import Decoder, build_model
+from services.worker.native.loading import build_native_model, kv_shape_of
+from services.worker.native.packed_file import open_or_pack
+from services.worker.native.packing import pack_tensors
+from services.worker.native.recipe import make_recipe
+from services.worker.native.runner import NativeRunner
+from services.worker.plan import BatchPlan, BlockId, Handle, NewRequest, SamplingParams, ScheduledRow, StepResult
+from services.worker.weights import Checkpoint, StoredTensor, open_checkpoint
+from services.worker.weights.ggml_types import GGML_TYPE_BY_ID
+from services.worker.weights.tensors import stream_tensors
+from treadle_kernels.cpu import SAMPLING_DTYPE, CpuModel, KvCache, StepRows
+from treadle_kernels.paged_attention import PagedBatch
+from treadle_kernels.paged_attention.batch import PagedRow
+
+TEXT = Path(__file__).with_name("data") / "openings.txt"
+BLOCK_SIZE = 16
+NUM_PROMPTS, PROMPT_LEN, NUM_OUTPUTS = 20, 24, 32
+NUM_BLOCKS = 1 + NUM_PROMPTS * (-(-(PROMPT_LEN + NUM_OUTPUTS) // BLOCK_SIZE))
+
+Floats = npt.NDArray[np.float32]
+Execute = Callable[[BatchPlan], StepResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to run the model: settings of the worker, and whether it starts from decoded weights."""
+
+    name: str
+    settings: dict[str, Any]
+    is_decoded: bool = False
+
+
+VARIANTS = (
+    Variant("as stored", {}),
+    Variant("as stored, KV float32", {"kv_dtype": "float32"}),
+    Variant("as stored, KV int8", {"kv_dtype": "int8"}),
+    Variant("decoded, int8", {"quantization": "int8"}, is_decoded=True),
+    Variant("decoded, int4", {"quantization": "int4"}, is_decoded=True),
+    Variant("float32", {"dtype": "float32"}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """A variant beside the reference.
+
+    Attributes:
+        perplexity: Of the text.
+        perplexity_ratio: To the reference's.
+        divergence: Mean KL divergence from the reference, nats a token.
+        agreement: Share of positions with the same likeliest token.
+    """
+
+    perplexity: float
+    perplexity_ratio: float
+    divergence: float
+    agreement: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedCheckpoint:
+    """A checkpoint whose tensors are float32; see ``services.worker.weights.Checkpoint``."""
+
+    path: Path
+    name: str
+    config: ModelConfig
+    weight_version: str
+    stored_tensors: dict[str, StoredTensor]
+
+
+def decode_checkpoint(checkpoint: Checkpoint, directory: Path) -> DecodedCheckpoint:
+    """Write a checkpoint's tensors as plain float32 into one file."""
+    path, stored_tensors, offset = directory / "decoded.f32", {}, 0
+    with path.open("wb") as file:
+        for name, tensor in stream_tensors(checkpoint, torch.float32):
+            file.write(tensor.numpy().tobytes())
+            stored_tensors[name] = StoredTensor(path, offset, tuple(tensor.shape), GGML_TYPE_BY_ID[0])
+            offset += tensor.nbytes
+    return DecodedCheckpoint(
+        path, checkpoint.name, checkpoint.config, f"{checkpoint.weight_version}-f32", stored_tensors
+    )
+
+
+def windows(model: Path, length: int) -> list[list[int]]:
+    """Cut the text's tokens into runs of at most ``length``."""
+    tokens = load_tokenizer(model).encode(TEXT.read_text(encoding="utf-8"), add_special_tokens=False)
+    return [list(tokens[start : start + length]) for start in range(0, len(tokens), length)]
+
+
+class ReferenceModel:
+    """The float32 torch model."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._model: Decoder = build_model(
+            checkpoint.config, stream_tensors(checkpoint, torch.float32), dtype=torch.float32
+        )
+
+    def log_probabilities(self, token_ids: Sequence[int]) -> Floats:
+        """Return ``[len(token_ids), vocab_size]``."""
+        config, length = self._model.config, len(token_ids)
+        blocks = [BlockId(block) for block in range(1, length // BLOCK_SIZE + 2)]
+        kv = _kv_storage(config, len(blocks) + 1)
+        batch = PagedBatch((PagedRow(length, length, blocks),), BLOCK_SIZE, torch.float32, config.sliding_window)
+        positions = torch.arange(length)
+        metadata = AttentionMetadata(positions + BLOCK_SIZE, batch)
+        hidden = self._model.forward(torch.tensor(token_ids), positions, kv.layers, metadata)
+        return _log_softmax(self._model.compute_logits(hidden).numpy())
+
+    def runner(self) -> ModelRunner:
+        """Make a runner with room for the prompts."""
+        kv = _kv_storage(self._model.config, NUM_BLOCKS)
+        return ModelRunner(self._model, kv, max_num_batched_tokens=NUM_PROMPTS * PROMPT_LEN)
+
+
+class NativeModel:
+    """A model on the native engine, its weights packed in memory."""
+
+    def __init__(self, checkpoint: Checkpoint, settings: dict[str, Any], *, max_num_tokens: int) -> None:
+        config = WorkerConfig(
+            listen="none",
+            model="none",
+            max_num_batched_tokens=max(max_num_tokens, NUM_PROMPTS * PROMPT_LEN),
+            **settings,
+        )
+        recipe = make_recipe(checkpoint, config.dtype, config.quantization)
+        packed = open_or_pack((), recipe, lambda out: pack_tensors(recipe, out))
+        self._max_positions = max(max_num_tokens, PROMPT_LEN + NUM_OUTPUTS)
+        self._model: CpuModel = build_native_model(
+            config, checkpoint, recipe, packed, max_positions=self._max_positions
+        )
+        self._kv_shape = kv_shape_of(config, checkpoint)
+
+    def log_probabilities(self, token_ids: Sequence[int]) -> Floats:
+        """Return ``[len(token_ids), vocab_size]``."""
+        length = len(token_ids)
+        num_blocks = length // BLOCK_SIZE + 1
+        rows = StepRows(
+            _int32s([0, length]), _int32s([length]), _int32s(range(1, num_blocks + 1)), _int32s([0, num_blocks])
+        )
+        sampling = np.zeros(length, dtype=SAMPLING_DTYPE)
+        sampling["token_index"], sampling["top_p"] = np.arange(length), 1.0
+        logits = np.empty((length, self._model.shape.vocab_size), dtype=np.float32)
+        self._model.step(KvCache(self._kv_shape, num_blocks + 1), rows, _int32s(token_ids), sampling, logits)
+        return _log_softmax(logits)
+
+    def runner(self) -> NativeRunner:
+        """Make a runner with room for the prompts."""
+        return NativeRunner(self._model, KvCache(self._kv_shape, NUM_BLOCKS), max_positions=self._max_positions)
+
+
+def compare(texts: Sequence[Sequence[int]], reference: Sequence[Floats], model: NativeModel) -> Quality:
+    """Measure a variant on some texts, of which the reference's log probabilities are given."""
+    losses, expected_losses, divergences, agreements = [], [], [], []
+    for token_ids, expected in zip(texts, reference, strict=True):
+        found = model.log_probabilities(token_ids)
+        following = np.array(token_ids[1:])
+        places = np.arange(len(following))
+        losses.append(-found[places, following])
+        expected_losses.append(-expected[places, following])
+        divergences.append((np.exp(expected) * (expected - found)).sum(axis=1, dtype=np.float64))
+        agreements.append(expected.argmax(axis=1) == found.argmax(axis=1))
+    loss, expected_loss = (np.concatenate(parts).mean(dtype=np.float64) for parts in (losses, expected_losses))
+    return Quality(
+        perplexity=float(np.exp(loss)),
+        perplexity_ratio=float(np.exp(loss - expected_loss)),
+        divergence=float(np.concatenate(divergences).mean()),
+        agreement=float(np.concatenate(agreements).mean()),
+    )
+
+
+def greedy_answers(execute: Execute, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Answer prompts together, greedily, `NUM_OUTPUTS` tokens each."""
+    blocks_each = (NUM_BLOCKS - 1) // NUM_PROMPTS
+    requests = tuple(
+        NewRequest(
+            handle=Handle(index + 1),
+            request_id=str(index),
+            token_ids=tuple(prompt),
+            num_prompt_tokens=len(prompt),
+            sampling=SamplingParams(temperature=0.0),
+            block_ids=tuple(BlockId(1 + index * blocks_each + block) for block in range(blocks_each)),
+        )
+        for index, prompt in enumerate(prompts)
+    )
+    answers: list[list[int]] = [[] for _ in prompts]
+    for step in range(NUM_OUTPUTS):
+        rows = tuple(
+            ScheduledRow(request.handle, 1 if step else len(request.token_ids), (), is_sampling=True)
+            for request in requests
+        )
+        for token in execute(BatchPlan(step + 1, () if step else requests, rows)).sampled:
+            answers[token.handle - 1].append(token.token_id)
+    return answers
+
+
+def common_lengths(answers: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> list[int]:
+    """Tokens before the first that differs, for each answer."""
+    return [
+        next((place for place, (a, b) in enumerate(zip(answer, other, strict=True)) if a != b), len(answer))
+        for answer, other in zip(answers, expected, strict=True)
+    ]
+
+
+def main() -> None:
+    """Measure all variants and print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("model", type=Path, help="a GGUF file or a Hugging Face directory")
+    parser.add_argument("--window", type=int, default=512, help="tokens that a text has; default 512")
+    arguments = parser.parse_args()
+    checkpoint, texts = open_checkpoint(arguments.model), windows(arguments.model, arguments.window)
+    reference_model = ReferenceModel(checkpoint)
+    reference = [reference_model.log_probabilities(text) for text in texts]
+    prompts = list(_prompts(texts))
+    expected = greedy_answers(reference_model.runner().execute, prompts)
+    del reference_model
+    print(f"{checkpoint.name}: {sum(map(len, texts))} tokens in {len(texts)} windows of {arguments.window}")
+    print("| variant | perplexity | to reference | KL, nats a token | same likeliest | same 32 tokens | mean common |")
+    print("|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as directory:
+        decoded = decode_checkpoint(checkpoint, Path(directory))
+        for variant in VARIANTS:
+            source = decoded if variant.is_decoded else checkpoint
+            model = NativeModel(source, variant.settings, max_num_tokens=arguments.window)
+            q = compare(texts, reference, model)
+            common = common_lengths(greedy_answers(model.runner().execute, prompts), expected)
+            print(
+                f"| {variant.name} | {q.perplexity:.3f} | {100 * (q.perplexity_ratio - 1):+.2f} % | {q.divergence:.5f} "
+                f"| {100 * q.agreement:.1f} % | {common.count(NUM_OUTPUTS)} of {len(common)} | {np.mean(common):.1f} |",
+                flush=True,
+            )
+
+
+def _prompts(texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    tokens = [token for text in texts for token in text]
+    for index in range(NUM_PROMPTS):
+        start = (len(tokens) - PROMPT_LEN) * index // (NUM_PROMPTS - 1)
+        yield tokens[start : start + PROMPT_LEN]
+
+
+def _kv_storage(config: ModelConfig, num_blocks: int) -> KVStorage:
+    return KVStorage(config, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=torch.float32)
+
+
+def _int32s(values: Sequence[int] | range) -> npt.NDArray[np.int32]:
+    return np.array(values, dtype=np.int32)
+
+
+def _log_softmax(logits: npt.NDArray[np.float32]) -> Floats:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    total = np.exp(shifted).sum(axis=1, keepdims=True, dtype=np.float64)
+    result: Floats = shifted - np.log(total).astype(np.float32)
+    return result
+
+
+if __name__ == "__main__":
+    main()
