@@ -73,6 +73,7 @@ class Int8Codec:
     """
 
     def __init__(self, block_bytes: int, head_dim: int, number_format: NumberFormat) -> None:
+        self._block_bytes = block_bytes
         self._num_rows, rest = divmod(block_bytes, head_dim * _ITEM_BYTES[number_format])
         if rest:
             raise ValueError(
@@ -85,22 +86,29 @@ class Int8Codec:
 
     def encode(self, blocks: Bytes) -> Bytes:
         """Round to the nearest step; a row that is not finite is NaN when it comes back. Pure."""
-        rows = _to_floats(blocks, self._number_format).reshape(len(blocks), self._num_rows, self._head_dim)
-        scales = np.abs(rows).max(axis=2, keepdims=True) / np.float32(_MOST)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            steps = np.nan_to_num(np.rint(rows / scales), posinf=0.0, neginf=0.0)
         stored = np.empty((len(blocks), self.stored_bytes), dtype=np.uint8)
-        stored[:, : self._number_bytes] = steps.astype(np.int8).reshape(len(blocks), -1).view(np.uint8)
-        stored[:, self._number_bytes :] = scales.reshape(len(blocks), -1).view(np.uint8)
+        # One block after the other: what is made of it on the way stays in the processor's cache.
+        for block, out in zip(blocks, stored, strict=True):
+            rows = _to_floats(block, self._number_format).reshape(self._num_rows, self._head_dim)
+            scales = np.maximum(rows.max(axis=1, keepdims=True), -rows.min(axis=1, keepdims=True))
+            scales /= _MOST
+            with np.errstate(divide="ignore", invalid="ignore"):
+                steps = np.rint(rows / scales)
+            if not scales.all() or not np.isfinite(scales).all():
+                np.nan_to_num(steps, copy=False, posinf=0.0, neginf=0.0)
+            out[: self._number_bytes].view(np.int8)[:] = steps.reshape(-1)
+            out[self._number_bytes :].view(np.float32)[:] = scales.reshape(-1)
         return stored
 
     def decode(self, stored: Bytes) -> Bytes:
         """Multiply by the scales. Pure."""
-        steps = stored[:, : self._number_bytes].view(np.int8).reshape(len(stored), self._num_rows, self._head_dim)
-        scales = np.ascontiguousarray(stored[:, self._number_bytes :]).view(np.float32)
-        with np.errstate(invalid="ignore"):
-            values = steps * scales[:, :, None]
-        return _from_floats(values.reshape(len(stored), -1), self._number_format)
+        blocks = np.empty((len(stored), self._block_bytes), dtype=np.uint8)
+        for record, out in zip(stored, blocks, strict=True):
+            steps = record[: self._number_bytes].view(np.int8).reshape(self._num_rows, self._head_dim)
+            with np.errstate(invalid="ignore"):
+                values = steps * record[self._number_bytes :].view(np.float32)[:, None]
+            out[:] = _from_floats(values.reshape(-1), self._number_format)
+        return blocks
 
 
 def make_codec(compression: Compression, block_bytes: int, head_dim: int, number_format: NumberFormat) -> BlockCodec:
@@ -121,9 +129,13 @@ def _to_floats(content: Bytes, number_format: NumberFormat) -> Floats:
 
 
 def _from_floats(values: Floats, number_format: NumberFormat) -> Bytes:
-    """Return the bytes of ``[num_blocks, num_values]``, rounded to nearest even."""
+    """Return the bytes of values, rounded to nearest even; consumes ``values``.
+
+    A NaN stays one, since one that was made from bfloat16 has no bits below those that are kept.
+    """
     if number_format == "float32":
         return values.view(np.uint8)
     bits = values.view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
-    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16).view(np.uint8)
+    bits += ((bits >> 16) & 1) + np.uint32(0x7FFF)
+    # The upper halves of little-endian words.
+    return np.ascontiguousarray(bits.view(np.uint16)[1::2]).view(np.uint8)
