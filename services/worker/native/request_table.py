@@ -1,6 +1,6 @@
 """The native worker's memory of its requests: a row of numpy columns each, so that a step is a few gathers.
 
-Owns: per handle the slot, the prompt, the block table and how far the request is computed. Guarantees: a plan is
+Owns: which slot of the columns each handle has, and the laws of plans. Guarantees: a plan is
 checked as a whole before anything changes; the laws are those of ``services.worker.input_batch``.
 
 Of the tokens sampled here only the last is kept. No step needs another one: a row may sample only when it ends at the
@@ -14,28 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from services.common.verify import require
+from services.worker.native.request_columns import Int32s, RequestColumns
 from services.worker.plan import NULL_BLOCK, BatchPlan, Handle, NewRequest
-from treadle_kernels.cpu import SAMPLING_DTYPE, StepRows
+from treadle_kernels.cpu import StepRows
 
-Int32s = npt.NDArray[np.int32]
-
-_FIRST_NUM_SLOTS = 16
-_FIRST_NUM_BLOCKS = 64
-_MAX_TOP_K = np.iinfo(np.int32).max
-_SMALLEST_TOP_P = np.finfo(np.float32).tiny
-
-_COLUMNS = np.dtype(
-    [
-        ("num_given", np.int32),  # tokens that came with the request
-        ("num_known", np.int32),  # those and the ones sampled here
-        ("num_computed", np.int32),
-        ("num_blocks", np.int32),
-        ("num_slots", np.int32),  # positions that the blocks, and the model, have room for
-        ("last_token", np.int32),  # sampled here; -1 before the first
-        ("has_failed", np.bool_),
-    ],
-    align=True,
-)
+_FIRST_NUM_COUNTED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +80,9 @@ class RequestTable:
         self._vocab_size = vocab_size
         self._max_positions = max_positions
         self._slot_by_handle: dict[Handle, int] = {}
-        self._free_slots: list[int] = []
         self._num_failed = 0
-        self._given_tokens: list[Int32s] = []
-        self._columns = np.zeros(0, dtype=_COLUMNS)
-        self._sampling = np.zeros(0, dtype=SAMPLING_DTYPE)  # with the next output position
-        self._block_tables = np.zeros((0, _FIRST_NUM_BLOCKS), dtype=np.int32)
-        self._counting = np.arange(_FIRST_NUM_SLOTS + 1, dtype=np.int32)
-        self._grow(_FIRST_NUM_SLOTS)
+        self._counting = np.arange(_FIRST_NUM_COUNTED, dtype=np.int32)  # 0, 1, 2 ..., to be sliced
+        self._columns = RequestColumns(block_size=block_size, max_positions=max_positions)
 
     def __len__(self) -> int:
         return len(self._slot_by_handle)
@@ -127,16 +105,17 @@ class RequestTable:
         """
         new_slot_by_handle = self._stage_new_requests(plan)
         rows, num_new_blocks = self._gather(plan, new_slot_by_handle)
-        has_failed = self._has_failed[rows.slots] if self._num_failed else None
+        has_failed = self._columns.has_failed[rows.slots] if self._num_failed else None
         self._check_rows(plan, rows, num_new_blocks, has_failed)
 
-        del self._free_slots[len(self._free_slots) - len(new_slot_by_handle) :]
+        free_slots = self._columns.free_slots
+        del free_slots[len(free_slots) - len(new_slot_by_handle) :]
         for handle in plan.finished_handles:
             self._forget(handle)
         self._slot_by_handle.update(new_slot_by_handle)
         for row in plan.rows:
             if row.new_block_ids:
-                self._append_blocks(self._slot_by_handle[row.handle], row.new_block_ids)
+                self._columns.append_blocks(self._slot_by_handle[row.handle], row.new_block_ids)
         if has_failed is None or not has_failed.any():
             return rows, []
         passed_over = has_failed & rows.is_sampling
@@ -146,6 +125,8 @@ class RequestTable:
     def step_arrays(self, rows: PlannedRows) -> StepArrays:
         """Make a step's arrays. Pure."""
         num_rows = len(rows.slots)
+        if num_rows >= len(self._counting):
+            self._counting = np.arange(2 * num_rows, dtype=np.int32)
         if rows.are_all_single:
             query_starts = self._counting[: num_rows + 1]
         else:
@@ -153,8 +134,8 @@ class RequestTable:
             np.cumsum(rows.ends - rows.starts, out=query_starts[1:])
         # Tables of one width make a matrix; what it holds beyond a row's context is never looked at.
         width = -(-int(rows.ends.max(initial=0)) // self._block_size)
-        block_ids = self._block_tables[:, :width].take(rows.slots, axis=0).reshape(-1)
-        sampling = self._sampling[rows.sampling_slots]
+        block_ids = self._columns.block_tables[:, :width].take(rows.slots, axis=0).reshape(-1)
+        sampling = self._columns.sampling[rows.sampling_slots]
         last_tokens = query_starts[1:] if rows.are_all_sampling else query_starts[1:][rows.is_sampling]
         np.subtract(last_tokens, 1, out=sampling["token_index"])
         step_rows = StepRows(query_starts, rows.ends, block_ids, self._counting[: num_rows + 1] * np.int32(width))
@@ -162,18 +143,18 @@ class RequestTable:
 
     def advance(self, rows: PlannedRows, sampled: Int32s) -> None:
         """Record that rows were computed and, for the sampling ones in order, the tokens that they ended with."""
-        self._num_computed[rows.slots] = rows.ends
+        self._columns.num_computed[rows.slots] = rows.ends
         chosen = rows.sampling_slots
-        self._last_token[chosen] = sampled
-        self._num_known[chosen] += 1
-        self._position[chosen] += 1
+        self._columns.last_token[chosen] = sampled
+        self._columns.num_known[chosen] += 1
+        self._columns.position[chosen] += 1
 
     def fail(self, handles: Sequence[Handle]) -> None:
         """Mark requests that cannot go on, so that rows of theirs already under way do no harm."""
         for handle in handles:
             slot = self._slot_by_handle.get(handle)
-            if slot is not None and not self._has_failed[slot]:
-                self._has_failed[slot] = True
+            if slot is not None and not self._columns.has_failed[slot]:
+                self._columns.has_failed[slot] = True
                 self._num_failed += 1
 
     def _stage_new_requests(self, plan: BatchPlan) -> dict[Handle, int]:
@@ -182,17 +163,15 @@ class RequestTable:
             return {}
         slot_by_handle: dict[Handle, int] = {}
         finished = set(plan.finished_handles)
-        if len(plan.new_requests) > len(self._free_slots):
-            num_slots = len(self._given_tokens)
-            self._grow(max(2 * num_slots, num_slots - len(self._free_slots) + len(plan.new_requests)))
+        self._columns.reserve(len(plan.new_requests))
         for request in plan.new_requests:
             handle = request.handle
             is_known = handle in self._slot_by_handle and handle not in finished
             is_new = not is_known and handle not in slot_by_handle
             require(is_new, "a new request's handle is in use", plan_id=plan.plan_id, handle=handle)
             self._check_new_request(request)
-            slot = self._free_slots[-1 - len(slot_by_handle)]
-            self._write(slot, request)
+            slot = self._columns.free_slots[-1 - len(slot_by_handle)]
+            self._columns.write(slot, request)
             slot_by_handle[handle] = slot
         return slot_by_handle
 
@@ -214,7 +193,7 @@ class RequestTable:
             require(False, "a handle has two rows in a plan", plan_id=plan.plan_id, handle=twice)
         slot_array = np.array(slots, dtype=np.intp)
         counts, is_sampling = [row.num_scheduled_tokens for row in plan.rows], [row.is_sampling for row in plan.rows]
-        starts = self._num_computed[slot_array]
+        starts = self._columns.num_computed[slot_array]
         rows = PlannedRows(
             handles,
             slot_array,
@@ -235,9 +214,9 @@ class RequestTable:
         num_new_blocks: Int32s | None,
         has_failed: npt.NDArray[np.bool_] | None,
     ) -> None:
-        num_known, num_slots = self._num_known[rows.slots], self._num_slots[rows.slots]
+        num_known, num_slots = self._columns.num_known[rows.slots], self._columns.num_slots[rows.slots]
         if num_new_blocks is not None:
-            num_blocks = self._num_blocks[rows.slots] + num_new_blocks
+            num_blocks = self._columns.num_blocks[rows.slots] + num_new_blocks
             num_slots = np.minimum(num_blocks * self._block_size, self._max_positions)
         is_wrong = rows.ends > num_slots
         if rows.are_all_sampling:
@@ -259,8 +238,8 @@ class RequestTable:
     def _explain(self, plan: BatchPlan, rows: PlannedRows, index: int) -> None:
         """Raise for a row that breaks a law."""
         slot, row = rows.slots[index], plan.rows[index]
-        start, end, num_known = int(rows.starts[index]), int(rows.ends[index]), int(self._num_known[slot])
-        num_slots = (int(self._num_blocks[slot]) + len(row.new_block_ids)) * self._block_size
+        start, end, num_known = int(rows.starts[index]), int(rows.ends[index]), int(self._columns.num_known[slot])
+        num_slots = (int(self._columns.num_blocks[slot]) + len(row.new_block_ids)) * self._block_size
         where = {"plan_id": plan.plan_id, "handle": row.handle, "end": end}
         require(end > start, "a row must compute at least one token", **where)
         require(end <= num_known, "a row goes past the known tokens", num_known_tokens=num_known, **where)
@@ -288,45 +267,15 @@ class RequestTable:
             is_inside = NULL_BLOCK < block_id < self._pool_size
             require(is_inside, "a block is outside the pool", handle=handle, block_id=block_id, end=self._pool_size)
 
-    def _write(self, slot: int, request: NewRequest) -> None:
-        tokens = np.array(request.token_ids, dtype=np.int32)
-        self._given_tokens[slot] = tokens
-        num_known = len(tokens)
-        self._columns[slot] = (num_known, num_known, request.num_computed_tokens, 0, 0, -1, False)
-        sampling = request.sampling
-        # The engine refuses what it has no use for; what lies beyond a limit means the same as the limit.
-        self._sampling[slot] = (
-            sampling.seed,
-            num_known - request.num_prompt_tokens,
-            sampling.sample_index,
-            0,
-            max(sampling.temperature, 0.0),
-            min(max(sampling.min_p, 0.0), 1.0),
-            min(max(sampling.top_p, _SMALLEST_TOP_P), 1.0),
-            min(sampling.top_k, _MAX_TOP_K),
-        )
-        self._append_blocks(slot, request.block_ids)
-
-    def _append_blocks(self, slot: int, block_ids: Sequence[int]) -> None:
-        start = int(self._num_blocks[slot])
-        end = start + len(block_ids)
-        if end > self._block_tables.shape[1]:
-            wider = np.zeros((len(self._block_tables), max(2 * self._block_tables.shape[1], end)), dtype=np.int32)
-            wider[:, : self._block_tables.shape[1]] = self._block_tables
-            self._block_tables = wider
-        self._block_tables[slot, start:end] = block_ids
-        self._num_blocks[slot] = end
-        self._num_slots[slot] = min(end * self._block_size, self._max_positions)
-
     def _token_ids(self, rows: PlannedRows, query_starts: Int32s) -> Int32s:
         """Collect the input tokens: of rows in the given tokens a run of those, of the others the last sampled one."""
-        last_tokens: Int32s = self._last_token[rows.slots]
+        last_tokens: Int32s = self._columns.last_token[rows.slots]
         if last_tokens.min(initial=0) >= 0:
             return last_tokens
         token_ids = np.empty(int(query_starts[-1]), dtype=np.int32)
         token_ids[query_starts[:-1]] = last_tokens
-        for index in np.flatnonzero(rows.starts < self._num_given[rows.slots]):
-            given = self._given_tokens[rows.slots[index]][rows.starts[index] : rows.ends[index]]
+        for index in np.flatnonzero(rows.starts < self._columns.num_given[rows.slots]):
+            given = self._columns.given_tokens[rows.slots[index]][rows.starts[index] : rows.ends[index]]
             token_ids[query_starts[index] : query_starts[index + 1]] = given
         return token_ids
 
@@ -334,32 +283,8 @@ class RequestTable:
         slot = self._slot_by_handle.pop(handle, None)
         if slot is None:
             return
-        self._num_failed -= bool(self._has_failed[slot])
-        self._given_tokens[slot] = np.empty(0, dtype=np.int32)
-        self._free_slots.append(slot)
-
-    def _grow(self, num_slots: int) -> None:
-        """Make room for more requests at a time; nobody sees slots that are free."""
-        old = len(self._given_tokens)
-        self._columns = np.concatenate([self._columns, np.zeros(num_slots - old, dtype=_COLUMNS)])
-        self._sampling = np.concatenate([self._sampling, np.zeros(num_slots - old, dtype=SAMPLING_DTYPE)])
-        more = np.zeros((num_slots - old, self._block_tables.shape[1]), dtype=np.int32)
-        self._block_tables = np.concatenate([self._block_tables, more])
-        self._given_tokens += [np.empty(0, dtype=np.int32)] * (num_slots - old)
-        self._counting = np.arange(num_slots + 1, dtype=np.int32)
-        self._bind_columns()
-        self._free_slots = [*range(num_slots - 1, old - 1, -1), *self._free_slots]
-
-    def _bind_columns(self) -> None:
-        """Name the columns: looking one up by its name costs as much as working on it."""
-        self._num_given: Int32s = self._columns["num_given"]
-        self._num_known: Int32s = self._columns["num_known"]
-        self._num_computed: Int32s = self._columns["num_computed"]
-        self._num_blocks: Int32s = self._columns["num_blocks"]
-        self._num_slots: Int32s = self._columns["num_slots"]
-        self._last_token: Int32s = self._columns["last_token"]
-        self._has_failed: npt.NDArray[np.bool_] = self._columns["has_failed"]
-        self._position: npt.NDArray[np.uint64] = self._sampling["position"]
+        self._num_failed -= bool(self._columns.has_failed[slot])
+        self._columns.give_back(slot)
 
 
 def _select(rows: PlannedRows, mask: npt.NDArray[np.bool_]) -> PlannedRows:

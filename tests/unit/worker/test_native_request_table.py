@@ -131,7 +131,7 @@ def test_slots_and_tables_grow_as_requests_come_and_are_used_again():
     run(table, plan(finished=range(2, 92)))
     run(table, plan(new=many, rows=[row(handle, 6, is_sampling=True) for handle in range(2, 92)]), list(range(90)))
     assert len(table) == 90
-    assert len(table._given_tokens) == 90
+    assert len(table._columns) == 90
 
 
 def test_rows_of_a_failed_request_are_passed_over_and_reported():
