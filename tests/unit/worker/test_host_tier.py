@@ -3,7 +3,7 @@
 import pytest
 
 from services.common.clock import ManualClock
-from services.common.errors import InvariantError
+from services.common.errors import EngineError, InvariantError
 from services.scheduler.core import SamplingParams
 from services.worker.host_costs import measure_host_costs
 from services.worker.loaded_model import LoadedModel
@@ -116,3 +116,24 @@ def test_costs_are_measured_through_plans_and_leave_nothing_behind(loaded):
     assert costs.block_restore_us == pytest.approx(0.5e6 / 4)
     assert costs.token_prefill_us == pytest.approx(0.5e6 / 64)
     assert loaded.runner.num_requests == 0
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"backend": "torch", "dtype": "bfloat16"}])
+def test_compressed_tier_holds_nearly_twice_as_many_blocks_and_requests_still_end(path, options):
+    plain, compressed = (load(path, **options, **SWAP, swap_compression=name) for name in ("none", "int8"))
+    # 16 numbers of two bytes against 16 of one and a scale of four
+    assert compressed.num_host_blocks / plain.num_host_blocks == pytest.approx(32 / 20, rel=0.02)
+    mesh = CoreMesh(compressed.runner, Sizes(num_blocks=7, num_host_blocks=compressed.num_host_blocks))
+    assert [len(output) for output in mesh.generate(PROMPTS, NUM_OUTPUTS)] == [NUM_OUTPUTS] * len(PROMPTS)
+    assert mesh.usage.num_restored > 0
+
+
+def test_compression_is_refused_where_the_engine_pads_heads(tmp_path):
+    path = write_model(tmp_path, head_dim=8)
+    with pytest.raises(EngineError, match="needs heads that the engine does not pad"):
+        load(path, dtype="bfloat16", **SWAP, swap_compression="int8")
+
+
+def test_swap_space_that_holds_no_block_is_refused(path):
+    with pytest.raises(EngineError, match="a block takes 8192 bytes"):
+        load(path, dtype="float32", swap_space_gib=1e-6)
