@@ -146,7 +146,7 @@ class KVBroker:
             return
         for pool, copies in reply.block_copies:
             lane = self._lane_by_worker.get(pool)
-            if lane is not None:
+            if lane is not None and not self._outbox.is_opening(pool):
                 lane.block_copies += copies
         for grant in reply.admitted:
             self._start(grant)

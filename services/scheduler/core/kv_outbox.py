@@ -62,6 +62,10 @@ class KVOutbox:
         outbox.reserve_by_handle.pop(handle, None)
         outbox.releases.append(handle)
 
+    def is_opening(self, pool: str) -> bool:
+        """Tell whether the next message opens ``pool``, so that what is heard of it now is of its former life."""
+        return pool in self._spec_by_pool
+
     def has_releases(self, pool: str) -> bool:
         """Tell whether the next message gives blocks of ``pool`` back, of which no answer so far knew."""
         outbox = self._outbox_by_pool.get(pool)
