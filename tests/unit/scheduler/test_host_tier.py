@@ -7,6 +7,7 @@ import pytest
 from services.kv_cache.core import KVCacheManager
 from services.scheduler.core import BlockCopy, CopyDirection
 from services.scheduler.core.host_tier import HostTierFacts, HostTierUse, num_useful_host_blocks
+from tests.simulation.kv_wire import message_to_kv_cache, reply_to_scheduler
 from tests.unit.scheduler.harness import LIMITS, WORKER_INFO, Harness
 
 TO_HOST, TO_DEVICE = CopyDirection.TO_HOST, CopyDirection.TO_DEVICE
@@ -88,3 +89,18 @@ def test_host_tier_is_used_where_restoring_is_faster_than_computing_again(
     restore_us: float, prefill_us: float, use: HostTierUse, num_blocks: int
 ) -> None:
     assert num_useful_host_blocks(HostTierFacts(8, restore_us, prefill_us), 16, use) == num_blocks
+
+
+def test_copies_for_a_worker_that_was_lost_meanwhile_do_not_reach_its_successor() -> None:
+    harness = make_harness()
+    run_alone(harness, "a", PROMPT_A)
+    harness.add("b", PROMPT_B, 1)
+    message = harness.scheduler.take_kv_message()
+    assert message is not None
+    reply = harness.manager.apply_batch(message_to_kv_cache(message))
+    assert reply.block_copies
+    harness.scheduler.open_worker(replace(INFO, epoch=2))
+    harness.scheduler.apply_kv_reply(reply_to_scheduler(reply))
+    assert harness.scheduler.schedule(INFO.name) is None
+    harness.run_to_rest()
+    assert [event.finish is not None for event in harness.events()] == [True, True]
