@@ -7,8 +7,6 @@ for nothing; anything else in it is refused by name. Null is neutral everywhere.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from services.gateway.ports import Priority
-
 
 @dataclass(frozen=True, slots=True)
 class KnownFields:
@@ -49,6 +47,7 @@ _SERVED = frozenset(
         "add_special_tokens",
         "return_token_ids",
         "timeout",
+        "priority",
     }
 )
 
@@ -101,8 +100,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "lora_path": (),
     "lora": ([],),
     "kv_transfer_params": (),
-    # who goes first; fcfs serves one class
-    "priority": (0, Priority.NORMAL.value),
+    # who goes first; OpenAI's tiers are a matter of contracts
     "service_tier": ("auto", "default"),
 }
 

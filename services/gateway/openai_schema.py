@@ -22,7 +22,7 @@ from services.gateway.validated_request import (
     Surface,
     ValidatedRequest,
 )
-from services.gateway.validation import FieldReader, invalid, is_int_list, shown, unsupported
+from services.gateway.validation import FieldReader, invalid, is_int, is_int_list, shown, unsupported
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class RequestValidator:
             stop=self._stop_rule(reader),
             limit=_output_limit(reader, default_tokens),
             reply=_reply(reader),
-            priority=Priority.NORMAL,
+            priority=_priority(reader.value("priority")),
             timeout_s=reader.number("timeout", low=0, high=MAX_TIMEOUT_S, is_low_allowed=False),
         )
 
@@ -168,6 +168,16 @@ class RequestValidator:
             is_included=reader.boolean("include_stop_str_in_output", default=False),
             ignores_eos=reader.boolean("ignore_eos", default=False),
         )
+
+
+def _priority(value: object) -> Priority:
+    """Read a class by its name; 0 is what clients of numeric priorities send for the ordinary one."""
+    if value is None or (is_int(value) and value == 0):
+        return Priority.NORMAL
+    names = [priority.value for priority in Priority]
+    if not isinstance(value, str) or value not in names:
+        raise invalid("priority", f"must be one of {', '.join(names)}, or 0, not {shown(value)}")
+    return Priority(value)
 
 
 def _num_samples(reader: FieldReader, num_prompts: int) -> int:

@@ -15,7 +15,7 @@ from services.common.errors import EngineError, ErrorReason
 from services.common.rpc.server import RpcServer
 from services.gateway.generation import PreparedRequest, TextDelta, TextEnd
 from services.gateway.openai_schema import MAX_TIMEOUT_S, RequestValidator
-from services.gateway.ports import FinishReason, ServedModel
+from services.gateway.ports import FinishReason, Priority, ServedModel
 from services.gateway.remote import RemoteScheduler
 from services.gateway.text_generator import TextGenerator
 from services.gateway.tokenizer import Tokenizer
@@ -29,6 +29,13 @@ _FINISH_REASONS = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: generation_pb2.FINISH_REASON_CANCELLED,
+}
+
+_PRIORITIES = {
+    generation_pb2.PRIORITY_CLASS_UNSPECIFIED: None,
+    generation_pb2.PRIORITY_CLASS_VIP: Priority.VIP.value,
+    generation_pb2.PRIORITY_CLASS_NORMAL: Priority.NORMAL.value,
+    generation_pb2.PRIORITY_CLASS_BATCH: Priority.BATCH.value,
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -153,8 +160,6 @@ def _refuse_unserved(request: pb2.GenerateRequest) -> None:
     unserved = {
         "idempotency_key": bool(request.idempotency_key),
         "resume_from_seq": request.resume_from_seq != 0,
-        "priority": request.priority
-        not in (generation_pb2.PRIORITY_CLASS_UNSPECIFIED, generation_pb2.PRIORITY_CLASS_NORMAL),
         "stop_conditions.min_tokens": request.stop_conditions.min_tokens != 0,
     }
     for field, is_set in unserved.items():
@@ -169,6 +174,7 @@ def _common_fields(request: pb2.GenerateRequest) -> dict[str, object]:
     fields: dict[str, object] = {
         "request_id": request.request_id or None,
         "model": request.model or None,
+        "priority": _PRIORITIES.get(request.priority, "unknown"),
         "stop": list(stop.stop),
         "stop_token_ids": list(stop.stop_token_ids),
     }

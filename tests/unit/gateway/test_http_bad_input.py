@@ -69,7 +69,7 @@ COMMON_ROWS: list[tuple[dict[str, Any], str]] = [
     ({"continue_final_message": True}, "continue_final_message"),
     ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
     ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
-    *(({"priority": value}, "priority") for value in ("vip", "batch", "high", -1, 10, 1e12, True)),
+    *(({"priority": value}, "priority") for value in ("high", "VIP", -1, 10, 1e12, True, [])),
     ({"service_tier": "flex"}, "service_tier"),
 ]
 CHAT_ROWS = [

@@ -134,3 +134,12 @@ async def test_idempotency_key_is_refused_rather_than_ignored():
     api = Api(speaker("x"))
     response = await api.post("/v1/completions", b'{"prompt":"a"}', headers={"idempotency-key": "k"})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "Idempotency-Key")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("vip", "vip"), ("batch", "batch"), ("normal", "normal"), (0, "normal")]
+)
+async def test_priority_class_reaches_the_scheduler(given, expected):
+    api = Api(speaker("x"))
+    await api.complete(priority=given)
+    assert api.scheduler.requests[0].priority.value == expected
