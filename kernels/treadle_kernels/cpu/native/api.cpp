@@ -17,8 +17,9 @@ namespace {
 constexpr int64_t kMaxSize = int64_t{1} << 40;  // of any array, so that products of sizes cannot overflow
 
 int check_matrix(const void* data, int64_t m, int64_t n, const char* name) {
-    TREADLE_REQUIRE(m >= 0 && n >= 1 && (m == 0 || n <= kMaxSize / m), "%s: must have m >= 0 rows and n >= 1 columns, has [%lld, %lld]",
-                    name, static_cast<long long>(m), static_cast<long long>(n));
+    TREADLE_REQUIRE(m >= 0 && n >= 1 && (m == 0 || n <= kMaxSize / m),
+                    "%s: must have m >= 0 rows and n >= 1 columns, has [%lld, %lld]", name, static_cast<long long>(m),
+                    static_cast<long long>(n));
     TREADLE_REQUIRE(data != nullptr || m == 0, "%s is null", name);
     return 0;
 }

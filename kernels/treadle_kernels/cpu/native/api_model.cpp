@@ -27,19 +27,21 @@ int treadle_attention(treadle_pool* pool, const treadle_kv* kv, int32_t layer, c
                       const float* qkv, int32_t num_heads, int32_t sliding_window, float scale, float* out) {
     TREADLE_REQUIRE(pool != nullptr && kv != nullptr && rows != nullptr, "pool, kv or rows is null");
     TREADLE_TRY(check_rows(*rows, *kv));
-    TREADLE_REQUIRE(layer >= 0 && layer < kv->num_layers, "layer must be from 0 to %d, is %d", kv->num_layers - 1, layer);
+    TREADLE_REQUIRE(layer >= 0 && layer < kv->num_layers, "layer must be from 0 to %d, is %d", kv->num_layers - 1,
+                    layer);
     TREADLE_REQUIRE(num_heads >= 1 && num_heads <= 4096 && num_heads % kv->num_kv_heads == 0,
                     "num_heads must be a multiple of num_kv_heads %d, is %d", kv->num_kv_heads, num_heads);
     TREADLE_REQUIRE(sliding_window >= 0, "sliding_window must be at least 0, is %d", sliding_window);
     TREADLE_REQUIRE((qkv != nullptr && out != nullptr) || rows->num_tokens == 0, "qkv or out is null");
     return guarded([&] {
-        const int64_t query_width = int64_t{num_heads} * kv->head_dim, kv_width = int64_t{kv->num_kv_heads} * kv->head_dim;
+        const int64_t query_width = int64_t{num_heads} * kv->head_dim,
+                      kv_width = int64_t{kv->num_kv_heads} * kv->head_dim;
         for (int32_t row = 0; row < rows->num_rows; ++row) {
             const int32_t begin = rows->query_starts[row], end = rows->query_starts[row + 1];
             for (int32_t token = begin; token < end; ++token) {
                 const float* key = qkv + token * (query_width + 2 * kv_width) + query_width;
-                write_token(*kv, layer, rows->block_ids + rows->block_starts[row], rows->context_lens[row] - (end - token),
-                            key, key + kv_width);
+                write_token(*kv, layer, rows->block_ids + rows->block_starts[row],
+                            rows->context_lens[row] - (end - token), key, key + kv_width);
             }
         }
         AttentionPlan plan;
@@ -53,7 +55,8 @@ int treadle_attention(treadle_pool* pool, const treadle_kv* kv, int32_t layer, c
 int treadle_sample(treadle_pool* pool, const float* logits, int64_t num_rows, int64_t vocab_size,
                    const treadle_sampling* sampling, int32_t* token_ids) {
     TREADLE_REQUIRE(pool != nullptr, "pool is null");
-    TREADLE_REQUIRE(num_rows >= 0 && vocab_size >= 1 && vocab_size <= INT32_MAX, "logits must have at least one column");
+    TREADLE_REQUIRE(num_rows >= 0 && vocab_size >= 1 && vocab_size <= INT32_MAX,
+                    "logits must have at least one column");
     TREADLE_REQUIRE(num_rows == 0 || (logits != nullptr && sampling != nullptr && token_ids != nullptr),
                     "logits, sampling or token_ids is null");
     for (int64_t row = 0; row < num_rows; ++row) TREADLE_TRY(check_sampling(sampling[row], row));
@@ -79,7 +82,9 @@ int treadle_model_create(const treadle_model_desc* desc, treadle_pool* pool, tre
 
 void treadle_model_destroy(treadle_model* model) { delete model; }
 
-uint64_t treadle_model_scratch_bytes(const treadle_model* model) { return model == nullptr ? 0 : model->scratch_bytes(); }
+uint64_t treadle_model_scratch_bytes(const treadle_model* model) {
+    return model == nullptr ? 0 : model->scratch_bytes();
+}
 
 int treadle_model_step(treadle_model* model, const treadle_kv* kv, const treadle_rows* rows, const int32_t* token_ids,
                        const treadle_sampling* sampling, int32_t num_sampled, int32_t* sampled, float* logits) {

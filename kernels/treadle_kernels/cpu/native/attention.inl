@@ -4,32 +4,14 @@
 // partition the maximum m of its scores, l = sum of exp(score - m) and o = sum of exp(score - m) times the values; the
 // partitions are then merged in order (online softmax: Milakov and Gimelshein, 2018; merging of partial results: Dao et
 // al., FlashAttention, 2022, section 3.1). Scores add over head_dim in order, o over positions in order, l over sixteen
-// lanes by position. So a row's bits depend on its own query, keys and values alone: positions that it does not see get the
-// weight 0, which adds nothing, however many of them a neighbour drags in.
+// lanes by position. So a row's bits depend on its own query, keys and values alone: positions that it does not see get
+// the weight 0, which adds nothing, however many of them a neighbour drags in.
+#include "attention_tiles.inl"
 #include "kernels.h"
 
 namespace {
 
-using treadle::AttentionCall;
-using treadle::kPartition;
 using treadle::KvView;
-using treadle::KvWriteCall;
-
-constexpr int kRuns = kPartition / 16;  // runs of sixteen positions, each within one block
-constexpr int kConvertFromRows = 12;    // rows that make it worth turning keys and values into float32 first
-
-struct KvF32 {
-    using Number = float;
-    static F load(const float* p) { return f_load(p); }
-};
-struct KvBF16 {
-    using Number = uint16_t;
-    static F load(const uint16_t* p) { return f_load_bf16(p); }
-};
-struct KvI8 {
-    using Number = int8_t;
-    static F load(const int8_t* p) { return f_load_i8(p); }
-};
 
 // This thread's memory while it works on a call; sizes in attention_scratch_bytes.
 struct AttentionScratch {
@@ -39,10 +21,10 @@ struct AttentionScratch {
     float* scores;        // [rows][128]
     float* maxima;        // [rows], merged so far
     float* sums;
-    float* part_maxima;   // [rows], of one partition
+    float* part_maxima;  // [rows], of one partition
     float* part_sums;
-    float* keys;          // [8][head_dim][16], converted
-    float* values;        // [128][padded], converted
+    float* keys;    // [8][head_dim][16], converted
+    float* values;  // [128][padded], converted
 
     AttentionScratch(uint8_t* memory, int64_t rows, int64_t padded) {
         auto* next = reinterpret_cast<float*>(memory);
@@ -63,24 +45,6 @@ struct AttentionScratch {
         values = take(kPartition * padded);
     }
 };
-
-// Keys and values of a partition, by runs of sixteen positions.
-template <class Kv>
-struct Runs {
-    const typename Kv::Number* keys[kRuns];    // [head_dim][16]
-    const typename Kv::Number* values[kRuns];  // [16][padded]
-    const float* key_scales[kRuns];            // [16]; int8 only
-    const float* value_scales[kRuns];
-};
-
-// Positions within a partition, [begin, end).
-struct Range {
-    int begin;
-    int end;
-};
-
-inline int smaller(int a, int b) { return a < b ? a : b; }
-inline int larger(int a, int b) { return a > b ? a : b; }
 
 // What the query at a position sees of a partition.
 inline Range seen(const AttentionCall& call, int position, int partition) {
@@ -109,6 +73,15 @@ void find_runs(const AttentionCall& call, int partition, Range range, Runs<Kv>& 
     }
 }
 
+// The keys of the partition after this one, run by run.
+template <class Kv>
+void find_next_keys(const AttentionCall& call, int partition, int last_position, Runs<Kv>& runs) {
+    if (partition + 1 >= call.partition_end) return;
+    Runs<Kv> next{};
+    find_runs(call, partition + 1, {0, seen(call, last_position, partition + 1).end}, next);
+    for (int run = 0; run < kRuns; ++run) runs.next_keys[run] = next.keys[run];
+}
+
 // The same numbers as float32; scales still to be applied.
 template <class Kv>
 void convert_runs(const AttentionCall& call, Range range, const Runs<Kv>& from, const AttentionScratch& scratch,
@@ -126,90 +99,12 @@ void convert_runs(const AttentionCall& call, Range range, const Runs<Kv>& from, 
     }
 }
 
-template <class Kv, int kRows, int kVectors>
-inline void score_tile(const float* queries, int64_t head_dim, int64_t padded, const Runs<Kv>& runs, int run,
-                       float* scores) {
-    F sums[kRows][kVectors];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) sums[r][v] = f_set(0.0f);
-    }
-    for (int64_t d = 0; d < head_dim; ++d) {
-        F keys[kVectors];
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) keys[v] = Kv::load(runs.keys[run + v] + 16 * d);
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-            const F query = f_set(queries[r * padded + d]);
-#pragma GCC unroll 8
-            for (int v = 0; v < kVectors; ++v) sums[r][v] = f_fma(query, keys[v], sums[r][v]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) f_store(scores + r * kPartition + 16 * (run + v), sums[r][v]);
-    }
-}
-
-template <class Kv, int kRows>
-void score_rows(const AttentionCall& call, const Runs<Kv>& runs, Range range, const float* queries, float* scores) {
-    const int64_t head_dim = call.kv.head_dim, padded = call.kv.padded_head_dim;
-    const int last = (range.end + 15) / 16;
-    int run = range.begin / 16;
-    for (; run + kAttentionVectorsAtOnce <= last; run += kAttentionVectorsAtOnce) {
-        score_tile<Kv, kRows, kAttentionVectorsAtOnce>(queries, head_dim, padded, runs, run, scores);
-    }
-    for (; run < last; ++run) score_tile<Kv, kRows, 1>(queries, head_dim, padded, runs, run, scores);
-}
-
-template <class Kv, int kRows, int kVectors>
-inline void value_tile(const float* weights, const Runs<Kv>& runs, Range range, int64_t padded, int64_t d,
-                       float* outputs) {
-    F sums[kRows][kVectors];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) sums[r][v] = f_set(0.0f);
-    }
-    for (int run = range.begin / 16; run * 16 < range.end; ++run) {
-        const int begin = larger(range.begin, run * 16), end = smaller(range.end, run * 16 + 16);
-        for (int position = begin; position < end; ++position) {
-            const typename Kv::Number* value = runs.values[run] + (position - run * 16) * padded + d;
-            F values[kVectors];
-#pragma GCC unroll 8
-            for (int v = 0; v < kVectors; ++v) values[v] = Kv::load(value + 16 * v);
-#pragma GCC unroll 8
-            for (int r = 0; r < kRows; ++r) {
-                const F weight = f_set(weights[r * kPartition + position]);
-#pragma GCC unroll 8
-                for (int v = 0; v < kVectors; ++v) sums[r][v] = f_fma(weight, values[v], sums[r][v]);
-            }
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) f_store(outputs + r * padded + d + 16 * v, sums[r][v]);
-    }
-}
-
-template <class Kv, int kRows>
-void value_rows(const AttentionCall& call, const Runs<Kv>& runs, Range range, const float* weights, float* outputs) {
-    const int64_t padded = call.kv.padded_head_dim;
-    int64_t d = 0;
-    for (; d + 16 * kAttentionVectorsAtOnce <= padded; d += 16 * kAttentionVectorsAtOnce) {
-        value_tile<Kv, kRows, kAttentionVectorsAtOnce>(weights, runs, range, padded, d, outputs);
-    }
-    for (; d < padded; d += 16) value_tile<Kv, kRows, 1>(weights, runs, range, padded, d, outputs);
-}
-
 // Calls body.template operator()<number of rows>(first row) for all rows, as many at once as registers allow.
 template <class Body>
 inline void by_rows(int rows, const Body& body) {
     int row = 0;
-    for (; row + kAttentionRowsAtOnce <= rows; row += kAttentionRowsAtOnce) body.template run<kAttentionRowsAtOnce>(row);
+    for (; row + kAttentionRowsAtOnce <= rows; row += kAttentionRowsAtOnce)
+        body.template run<kAttentionRowsAtOnce>(row);
     if (kAttentionRowsAtOnce > 3 && row + 3 <= rows) {
         body.template run<3>(row);
         row += 3;
@@ -261,7 +156,8 @@ float weigh(const AttentionCall& call, const Runs<Kv>& runs, Range range, Range 
     for (int run = range.begin / 16; run * 16 < range.end; ++run) {
         F score = f_load(scores + 16 * run);
         if (is_scaled) score = f_mul(score, f_load(runs.key_scales[run]));
-        const int begin = smaller(larger(of_row.begin - 16 * run, 0), 16), end = smaller(larger(of_row.end - 16 * run, 0), 16);
+        const int begin = smaller(larger(of_row.begin - 16 * run, 0), 16),
+                  end = smaller(larger(of_row.end - 16 * run, 0), 16);
         score = f_keep_lanes(score, begin, end, minus_infinity);
         f_store(scores + 16 * run, score);
         largest = f_max(score, largest);
@@ -295,7 +191,8 @@ inline void merge_row(float part_maximum, float part_sum, const float* part_outp
         return;
     }
     const float larger_maximum = *maximum > part_maximum ? *maximum : part_maximum;
-    const F old_factor = f_exp(f_set(*maximum - larger_maximum)), new_factor = f_exp(f_set(part_maximum - larger_maximum));
+    const F old_factor = f_exp(f_set(*maximum - larger_maximum)),
+            new_factor = f_exp(f_set(part_maximum - larger_maximum));
     float factors[16], old_weight, new_weight;
     f_store(factors, old_factor);
     old_weight = factors[0];
@@ -313,7 +210,8 @@ inline void write_output(const AttentionCall& call, int row, float sum, const fl
     const int64_t head_dim = call.kv.head_dim;
     float* out = call.out + row / call.group_size * call.out_stride + row % call.group_size * head_dim;
     const F divisor = f_set(sum);
-    for (int64_t d = 0; d < head_dim; d += 16) f_store_first(out + d, f_div(f_load(outputs + d), divisor), rest(head_dim, d));
+    for (int64_t d = 0; d < head_dim; d += 16)
+        f_store_first(out + d, f_div(f_load(outputs + d), divisor), rest(head_dim, d));
 }
 
 template <class Kv>
@@ -337,7 +235,8 @@ inline void keep_partial(const AttentionCall& call, int index, const AttentionSc
         partial[0] = is_empty ? -__builtin_inff() : scratch.part_maxima[row];
         partial[1] = is_empty ? 0.0f : scratch.part_sums[row];
         if (is_empty) continue;
-        for (int64_t d = 0; d < padded; d += 16) f_store(partial + 2 + d, f_load(scratch.part_outputs + row * padded + d));
+        for (int64_t d = 0; d < padded; d += 16)
+            f_store(partial + 2 + d, f_load(scratch.part_outputs + row * padded + d));
     }
 }
 
@@ -347,7 +246,8 @@ void attend_as(const AttentionCall& call) {
     const int rows = call.num_queries * call.group_size;
     const AttentionScratch scratch(call.scratch, treadle::attention_rows(call.group_size), padded);
     for (int row = 0; row < rows; ++row) {
-        const float* query = call.queries + row / call.group_size * call.query_stride + row % call.group_size * head_dim;
+        const float* query =
+            call.queries + row / call.group_size * call.query_stride + row % call.group_size * head_dim;
         for (int64_t d = 0; d < head_dim; ++d) scratch.queries[row * padded + d] = query[d] * call.scale;
         scratch.maxima[row] = -__builtin_inff();
         scratch.sums[row] = 0.0f;
@@ -359,6 +259,7 @@ void attend_as(const AttentionCall& call) {
         if (!is_empty) {
             Runs<Kv> runs{};
             find_runs(call, partition, range, runs);
+            find_next_keys(call, partition, last_position, runs);
             if (rows >= kConvertFromRows) {
                 Runs<KvF32> converted{};
                 convert_runs(call, range, runs, scratch, converted);
@@ -383,9 +284,12 @@ void attend_as(const AttentionCall& call) {
 
 void attend(const AttentionCall& call) {
     switch (call.kv.dtype) {
-        case TREADLE_KV_F32: return attend_as<KvF32>(call);
-        case TREADLE_KV_BF16: return attend_as<KvBF16>(call);
-        default: return attend_as<KvI8>(call);
+        case TREADLE_KV_F32:
+            return attend_as<KvF32>(call);
+        case TREADLE_KV_BF16:
+            return attend_as<KvBF16>(call);
+        default:
+            return attend_as<KvI8>(call);
     }
 }
 
@@ -401,59 +305,6 @@ void merge_partials(const AttentionCall& call, int32_t num_partitions) {
         }
         write_output(call, row, sum, scratch.outputs);
     }
-}
-
-inline uint16_t bf16_from_f32(float value) {
-    const uint32_t bits = treadle::bits_from_f32(value);
-    if (value != value) return static_cast<uint16_t>(bits >> 16 | 0x40);  // stays NaN
-    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-// Codes of one head: value = code * scale, scale = largest magnitude / 127.
-inline float int8_scale(const float* x, int64_t n, float* inverse) {
-    uint32_t bits = 0;
-    for (int64_t i = 0; i < n; ++i) {
-        const uint32_t magnitude = treadle::bits_from_f32(x[i]) & 0x7fffffffu;
-        bits = magnitude > bits ? magnitude : bits;
-    }
-    const float largest = treadle::f32_from_bits(bits);
-    if (bits >= 0x7f800000u || largest < 1e-30f) {
-        *inverse = 0.0f;
-        return bits >= 0x7f800000u ? __builtin_nanf("") : 0.0f;
-    }
-    *inverse = 127.0f / largest;
-    return largest / 127.0f;
-}
-
-template <class Number, class Convert>
-void write_numbers(const KvWriteCall& call, const Convert& convert_key, const Convert& convert_value) {
-    auto* keys = reinterpret_cast<Number*>(call.key_block) + call.slot / 16 * 16 * call.head_dim + call.slot % 16;
-    auto* values = reinterpret_cast<Number*>(call.value_block) + int64_t{call.slot} * call.padded_head_dim;
-    for (int64_t d = 0; d < call.head_dim; ++d) keys[16 * d] = convert_key(call.key[d]);
-    for (int64_t d = 0; d < call.head_dim; ++d) values[d] = convert_value(call.value[d]);
-    for (int64_t d = call.head_dim; d < call.padded_head_dim; ++d) values[d] = 0;
-}
-
-struct ToF32 {
-    float operator()(float x) const { return x; }
-};
-struct ToBF16 {
-    uint16_t operator()(float x) const { return bf16_from_f32(x); }
-};
-struct ToI8 {
-    float inverse;
-    int8_t operator()(float x) const {
-        return inverse == 0.0f ? int8_t{0} : static_cast<int8_t>(__builtin_rintf(x * inverse));
-    }
-};
-
-void write_kv(const KvWriteCall& call) {
-    if (call.dtype == TREADLE_KV_F32) return write_numbers<float>(call, ToF32{}, ToF32{});
-    if (call.dtype == TREADLE_KV_BF16) return write_numbers<uint16_t>(call, ToBF16{}, ToBF16{});
-    ToI8 key{}, value{};
-    call.key_scales[call.slot] = int8_scale(call.key, call.head_dim, &key.inverse);
-    call.value_scales[call.slot] = int8_scale(call.value, call.head_dim, &value.inverse);
-    write_numbers<int8_t>(call, key, value);
 }
 
 }  // namespace

@@ -92,7 +92,9 @@ void AttentionPlan::make(const treadle_rows& rows, const treadle_kv& kv, const A
     for (int row = 0; row < rows.num_rows; ++row) add_items(rows, kv, row, partitions_per_item);
     // The longest first, so that the threads finish together.
     std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) {
-        const auto cost = [](const Item& item) { return int64_t{item.num_queries} * (item.partition_end - item.partition_begin); };
+        const auto cost = [](const Item& item) {
+            return int64_t{item.num_queries} * (item.partition_end - item.partition_begin);
+        };
         return cost(a) > cost(b);
     });
     partials_.reserve(num_partial_floats_);

@@ -11,14 +11,14 @@ const char* last_error();
 }  // namespace treadle
 
 // Returns from the enclosing function unless the condition holds.
-#define TREADLE_REQUIRE(condition, ...)                 \
-    do {                                                \
+#define TREADLE_REQUIRE(condition, ...)                      \
+    do {                                                     \
         if (!(condition)) return treadle::fail(__VA_ARGS__); \
     } while (0)
 
 // Returns from the enclosing function if the call failed.
-#define TREADLE_TRY(call)                  \
-    do {                                   \
+#define TREADLE_TRY(call)                       \
+    do {                                        \
         if (int status = (call)) return status; \
     } while (0)
 

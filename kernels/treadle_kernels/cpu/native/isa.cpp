@@ -16,7 +16,8 @@ namespace {
 const std::vector<const Kernels*>& available() {
     static const std::vector<const Kernels*> tables = [] {
         std::vector<const Kernels*> found;
-        for (const Kernels* table : {plain_kernels(), avx2_kernels(), avx_vnni_kernels(), avx512_kernels(), amx_kernels()}) {
+        for (const Kernels* table :
+             {plain_kernels(), avx2_kernels(), avx_vnni_kernels(), avx512_kernels(), amx_kernels()}) {
             if (table != nullptr) found.push_back(table);
         }
         return found;

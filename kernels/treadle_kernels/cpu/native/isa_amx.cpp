@@ -21,7 +21,7 @@ constexpr int kTileRows = 16;
 constexpr int kLeastRows = 13;
 // Groups whose code sums are kept before they are combined: with their codes, they fit in the first-level cache.
 constexpr int64_t kGroupsAtOnce = 6;
-constexpr int64_t kGroupBytes = kColumns * kGroup;       // of a group's codes, one byte each
+constexpr int64_t kGroupBytes = kColumns * kGroup;      // of a group's codes, one byte each
 constexpr int64_t kSumsPerTile = kTileRows * kColumns;  // int32
 
 // The operand of LDTILECFG (Intel SDM volume 1, section 18.3).

@@ -7,10 +7,12 @@
 #include "rows.inl"
 #include "linear.inl"
 #include "attention.inl"
+#include "kv_write.inl"
 #include "table.inl"
 
 const treadle::Kernels* treadle::avx2_kernels() {
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) return nullptr;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
+        return nullptr;
     static constexpr Kernels kKernels = make_kernels("avx2");
     return &kKernels;
 }

@@ -7,6 +7,7 @@
 #include "rows.inl"
 #include "linear.inl"
 #include "attention.inl"
+#include "kv_write.inl"
 #include "table.inl"
 
 const treadle::Kernels* treadle::avx512_kernels() {

@@ -9,6 +9,7 @@
 #include "rows.inl"
 #include "linear.inl"
 #include "attention.inl"
+#include "kv_write.inl"
 #include "table.inl"
 
 const treadle::Kernels* treadle::avx_vnni_kernels() {

@@ -4,6 +4,7 @@
 #include "rows.inl"
 #include "linear.inl"
 #include "attention.inl"
+#include "kv_write.inl"
 #include "table.inl"
 
 const treadle::Kernels* treadle::plain_kernels() {

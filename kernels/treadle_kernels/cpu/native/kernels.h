@@ -1,4 +1,5 @@
-// The inner loops, one table of them for each instruction set. They run on the calling thread and trust their arguments.
+// The inner loops, one table of them for each instruction set. They run on the calling thread and trust their
+// arguments.
 #ifndef TREADLE_KERNELS_H
 #define TREADLE_KERNELS_H
 
@@ -11,8 +12,8 @@ namespace treadle {
 constexpr int kRowBlock = 16;  // rows whose codes lie side by side, group by group
 
 // Activations of some rows in both forms that linear layers take. Quantised, a value is its code times the scale of its
-// group of 32. Codes lie in blocks of 16 rows, so that a kernel that works on several rows finds them at fixed distances;
-// the last block is readable as a whole.
+// group of 32. Codes lie in blocks of 16 rows, so that a kernel that works on several rows finds them at fixed
+// distances; the last block is readable as a whole.
 struct Activations {
     const float* values = nullptr;       // [rows][k]
     const int8_t* codes = nullptr;       // [row blocks][groups][16][32]
@@ -33,7 +34,7 @@ struct QuantizedRow {
 struct LinearCall {
     const treadle_linear* weights;
     const Activations* x;
-    float* y;          // [rows][y_stride], of column 0
+    float* y;  // [rows][y_stride], of column 0
     int64_t y_stride;
     int64_t tile_begin;
     int64_t tile_end;
@@ -43,16 +44,16 @@ struct LinearCall {
     uint8_t* scratch;  // linear_scratch_bytes(k) of this thread, 64-byte aligned
 };
 
-constexpr int kPartition = 128;       // positions whose softmax is taken together: [128 j, 128 (j + 1))
+constexpr int kPartition = 128;        // positions whose softmax is taken together: [128 j, 128 (j + 1))
 constexpr int kMaxAttentionRows = 96;  // queries times heads of a group taken together, or the group if it is larger
 
 // One key head's cached numbers in one layer, addressed by block.
 struct KvView {
-    const uint8_t* keys;    // of block 0: [block_size / 16][head_dim][16]
-    const uint8_t* values;  // of block 0: [block_size][padded head_dim]
+    const uint8_t* keys;        // of block 0: [block_size / 16][head_dim][16]
+    const uint8_t* values;      // of block 0: [block_size][padded head_dim]
     const float* key_scales;    // of block 0: [block_size]; int8 only
     const float* value_scales;  // likewise
-    int64_t block_bytes;    // from a block to the next
+    int64_t block_bytes;        // from a block to the next
     int32_t dtype;
     int32_t block_size;
     int32_t head_dim;
@@ -63,30 +64,30 @@ struct KvView {
 struct AttentionCall {
     KvView kv;
     const int32_t* block_table;
-    const float* queries;   // first query's first head: [num_queries][query_stride], heads of the group side by side
+    const float* queries;  // first query's first head: [num_queries][query_stride], heads of the group side by side
     int64_t query_stride;
     int32_t num_queries;
-    int32_t group_size;     // query heads of a key head
+    int32_t group_size;      // query heads of a key head
     int32_t first_position;  // of the first query
-    int32_t window;         // 0: all
+    int32_t window;          // 0: all
     int32_t partition_begin;
     int32_t partition_end;
     float scale;
-    float* out;             // [num_queries][out_stride]; null to leave partial results instead
+    float* out;  // [num_queries][out_stride]; null to leave partial results instead
     int64_t out_stride;
-    float* partials;        // [partition_end - partition_begin][rows][2 + padded_head_dim], see merge
-    uint8_t* scratch;       // attention_scratch_bytes of this thread, 64-byte aligned
+    float* partials;   // [partition_end - partition_begin][rows][2 + padded_head_dim], see merge
+    uint8_t* scratch;  // attention_scratch_bytes of this thread, 64-byte aligned
 };
 
 // Stores one token's rotated keys and values of one key head.
 struct KvWriteCall {
-    uint8_t* key_block;    // of the token's block
+    uint8_t* key_block;  // of the token's block
     uint8_t* value_block;
     float* key_scales;
     float* value_scales;
-    const float* key;      // [head_dim]
+    const float* key;  // [head_dim]
     const float* value;
-    int32_t slot;          // in the block
+    int32_t slot;  // in the block
     int32_t dtype;
     int32_t head_dim;
     int32_t padded_head_dim;
@@ -118,7 +119,8 @@ static inline int64_t attention_rows(int64_t group_size) {
 static inline int64_t attention_scratch_bytes(int64_t group_size, int64_t padded_head_dim) {
     const int64_t rows = attention_rows(group_size);
     // Queries, outputs, a partition's outputs; scores; maxima and sums; keys and values as float32.
-    return 4 * (3 * rows * padded_head_dim + rows * kPartition + 4 * (rows + 16) + 2 * kPartition * padded_head_dim) + 1024;
+    return 4 * (3 * rows * padded_head_dim + rows * kPartition + 4 * (rows + 16) + 2 * kPartition * padded_head_dim) +
+           1024;
 }
 
 // Null where the library was built without it or the machine lacks it.

@@ -14,7 +14,7 @@ namespace treadle {
 
 // Memory for one matrix of activations, as numbers and as codes, for matrices up to a size.
 class ActivationBuffer {
-   public:
+ public:
     void reserve(int64_t max_rows, int64_t max_k);
     // Where row `row` of a matrix with k columns is quantised to.
     QuantizedRow quantized_row(int64_t row, int64_t k) const;
@@ -22,7 +22,7 @@ class ActivationBuffer {
     Activations view(const float* values) const;
     int64_t num_bytes() const;
 
-   private:
+ private:
     Buffer<int8_t> codes_;
     Buffer<float> scales_;
     Buffer<float> sums_;
@@ -31,12 +31,12 @@ class ActivationBuffer {
 
 // A byte area for each thread.
 class ThreadScratch {
-   public:
+ public:
     void reserve(int num_threads, int64_t bytes_per_thread);
     uint8_t* of(int thread) const { return memory_.data() + thread * stride_; }
     int64_t num_bytes() const { return memory_.num_bytes(); }
 
-   private:
+ private:
     Buffer<uint8_t> memory_;
     int64_t stride_ = 0;
 };
@@ -68,14 +68,14 @@ struct AttentionShape {
 
 // Attention of a step's rows; plans once a step, runs once a layer.
 class AttentionPlan {
-   public:
+ public:
     // Sizes the scratch memory.
     void reserve(int num_threads, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim);
     void make(const treadle_rows& rows, const treadle_kv& kv, const AttentionShape& shape, int num_threads);
     void run(ThreadPool& pool, const treadle_kv& kv, int64_t layer, const float* qkv, float* out) const;
     int64_t num_bytes() const { return scratch_.num_bytes() + partials_.num_bytes(); }
 
-   private:
+ private:
     // Neighbouring queries of one request and key head, over some partitions.
     struct Item {
         int32_t row;

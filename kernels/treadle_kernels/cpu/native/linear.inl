@@ -1,9 +1,9 @@
 // Linear layers over the vocabulary of vec_*.h.
 //
-// Quantised: within a group of 32 inputs the products of codes are summed exactly in int32; over groups, in the order of
-// k,  sum = fma(code sum, activation scale * weight scale, sum), then where the format has minima
-// sum = fma(minimum, activation sum, sum). Floating: sum = fma(w, x, sum) in the order of k. So an output's bits depend on
-// its own row and column alone, whatever the blocking.
+// Quantised: within a group of 32 inputs the products of codes are summed exactly in int32; over groups, in the order
+// of k,  sum = fma(code sum, activation scale * weight scale, sum), then where the format has minima sum = fma(minimum,
+// activation sum, sum). Floating: sum = fma(w, x, sum) in the order of k. So an output's bits depend on its own row and
+// column alone, whatever the blocking.
 #include "formats.h"
 #include "kernels.h"
 
@@ -74,15 +74,24 @@ using FormatQ6_K = Format<6, false, false, 4, 2, 32>;
 template <class Body>
 inline void with_format(int32_t format, const Body& body) {
     switch (format) {
-        case TREADLE_Q4_0: return body(FormatQ4_0{});
-        case TREADLE_Q4_1: return body(FormatQ4_1{});
-        case TREADLE_Q5_0: return body(FormatQ5_0{});
-        case TREADLE_Q5_1: return body(FormatQ5_1{});
-        case TREADLE_Q8_0: return body(FormatQ8_0{});
-        case TREADLE_Q4_K: return body(FormatQ4_K{});
-        case TREADLE_Q5_K: return body(FormatQ5_K{});
-        case TREADLE_Q6_K: return body(FormatQ6_K{});
-        default: return;
+        case TREADLE_Q4_0:
+            return body(FormatQ4_0{});
+        case TREADLE_Q4_1:
+            return body(FormatQ4_1{});
+        case TREADLE_Q5_0:
+            return body(FormatQ5_0{});
+        case TREADLE_Q5_1:
+            return body(FormatQ5_1{});
+        case TREADLE_Q8_0:
+            return body(FormatQ8_0{});
+        case TREADLE_Q4_K:
+            return body(FormatQ4_K{});
+        case TREADLE_Q5_K:
+            return body(FormatQ5_K{});
+        case TREADLE_Q6_K:
+            return body(FormatQ6_K{});
+        default:
+            return;
     }
 }
 
@@ -124,7 +133,8 @@ inline __attribute__((always_inline)) void add_group(const Activations& x, int64
         for (int j = 0; j < kRows; ++j) {
             int32_t start = 0;
             if (Fmt::offset != 0) {
-                start = -Fmt::offset * (kScales == 2 ? x.code_sums[16 * half + j] : x.code_sums[j] + x.code_sums[16 + j]);
+                start =
+                    -Fmt::offset * (kScales == 2 ? x.code_sums[16 * half + j] : x.code_sums[j] + x.code_sums[16 + j]);
             }
             I dot = i_set(start);
 #pragma GCC unroll 8
@@ -246,10 +256,14 @@ void floating_linear(const LinearCall& call) {
 
 void linear(const LinearCall& call) {
     switch (call.weights->format) {
-        case TREADLE_F32: return floating_linear<NumbersF32>(call);
-        case TREADLE_F16: return floating_linear<NumbersF16>(call);
-        case TREADLE_BF16: return floating_linear<NumbersBF16>(call);
-        default: return with_format(call.weights->format, [&](auto format) { quantized_linear<decltype(format)>(call); });
+        case TREADLE_F32:
+            return floating_linear<NumbersF32>(call);
+        case TREADLE_F16:
+            return floating_linear<NumbersF16>(call);
+        case TREADLE_BF16:
+            return floating_linear<NumbersBF16>(call);
+        default:
+            return with_format(call.weights->format, [&](auto format) { quantized_linear<decltype(format)>(call); });
     }
 }
 

@@ -52,7 +52,8 @@ void ThreadScratch::reserve(int num_threads, int64_t bytes_per_thread) {
 void run_linear(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,
                 const LinearJob* jobs, int num_jobs) {
     if (rows == 0) return;
-    // Chunks of all jobs in one loop: job after job, column range after column range, block of rows after block of rows.
+    // Chunks of all jobs in one loop: job after job, column range after column range, block of rows after block of
+    // rows.
     constexpr int kMaxJobs = 4;
     int64_t first_chunk[kMaxJobs + 1] = {0}, tiles[kMaxJobs];
     const int64_t row_blocks = (rows + kRowsPerChunk - 1) / kRowsPerChunk;

@@ -12,7 +12,7 @@ constexpr int64_t kAlignment = 64;
 
 template <class T>
 class Buffer {
-   public:
+ public:
     Buffer() = default;
     explicit Buffer(int64_t size) { reset(size); }
     Buffer(const Buffer&) = delete;
@@ -36,7 +36,7 @@ class Buffer {
     T* data() const { return data_; }
     int64_t num_bytes() const { return num_bytes_; }
 
-   private:
+ private:
     T* data_ = nullptr;
     int64_t num_bytes_ = 0;
 };

@@ -68,7 +68,8 @@ void Model::step(const treadle_kv& kv, const treadle_rows& rows, const int32_t* 
             position_of_token_[token] = rows.context_lens[row] - (end - token);
         }
     }
-    const AttentionShape shape{desc_.num_heads, desc_.sliding_window, 1.0f / std::sqrt(static_cast<float>(desc_.head_dim))};
+    const AttentionShape shape{desc_.num_heads, desc_.sliding_window,
+                               1.0f / std::sqrt(static_cast<float>(desc_.head_dim))};
     attention_.make(rows, kv, shape, pool_.num_threads());
     embed(token_ids, rows.num_tokens);
     lap(kEmbed);

@@ -17,20 +17,20 @@ namespace treadle {
 enum Phase { kEmbed, kNorm, kQkv, kRotate, kAttention, kOutput, kGateUp, kDown, kHead, kSample };
 
 class Model {
-   public:
+ public:
     // Of a checked description.
     Model(const treadle_model_desc& desc, ThreadPool& pool);
 
     // Checks a step's arguments; changes nothing.
     int check_step(const treadle_kv& kv, const treadle_rows& rows, const int32_t* token_ids,
                    const treadle_sampling* sampling, int32_t num_sampled) const;
-    void step(const treadle_kv& kv, const treadle_rows& rows, const int32_t* token_ids, const treadle_sampling* sampling,
-              int32_t num_sampled, int32_t* sampled, float* logits);
+    void step(const treadle_kv& kv, const treadle_rows& rows, const int32_t* token_ids,
+              const treadle_sampling* sampling, int32_t num_sampled, int32_t* sampled, float* logits);
 
     uint64_t scratch_bytes() const;
     const double* phase_seconds() const { return seconds_; }
 
-   private:
+ private:
     using Clock = std::chrono::steady_clock;
 
     void embed(const int32_t* token_ids, int64_t num_tokens);

@@ -65,13 +65,14 @@ int check_model(const treadle_model_desc& desc) {
     TREADLE_REQUIRE(desc.sliding_window >= 0, "sliding_window must be at least 0, is %d", desc.sliding_window);
     TREADLE_REQUIRE(desc.rms_norm_eps >= 0.0f, "rms_norm_eps must be at least 0, is %g",
                     static_cast<double>(desc.rms_norm_eps));
-    TREADLE_REQUIRE(desc.layers != nullptr && desc.final_norm != nullptr && desc.rope_cos != nullptr && desc.rope_sin != nullptr,
-                    "layers, final_norm, rope_cos or rope_sin is null");
+    TREADLE_REQUIRE(
+        desc.layers != nullptr && desc.final_norm != nullptr && desc.rope_cos != nullptr && desc.rope_sin != nullptr,
+        "layers, final_norm, rope_cos or rope_sin is null");
     for (const auto& [weights, name] : {std::pair{&desc.embedding, "embedding"}, std::pair{&desc.head, "head"}}) {
         TREADLE_TRY(check_linear(*weights, name));
         TREADLE_REQUIRE(weights->n == desc.vocab_size && weights->k == desc.hidden_size,
-                        "%s: must have shape [%d, %d], has [%d, %d]", name, desc.vocab_size, desc.hidden_size, weights->n,
-                        weights->k);
+                        "%s: must have shape [%d, %d], has [%d, %d]", name, desc.vocab_size, desc.hidden_size,
+                        weights->n, weights->k);
     }
     for (int index = 0; index < desc.num_layers; ++index) TREADLE_TRY(check_layer(desc, index));
     return 0;
@@ -99,7 +100,8 @@ int check_rows(const treadle_rows& rows, const treadle_kv& kv) {
     TREADLE_REQUIRE(kv.num_bytes == wanted, "KV memory must have %llu bytes, has %llu",
                     static_cast<unsigned long long>(wanted), static_cast<unsigned long long>(kv.num_bytes));
     TREADLE_REQUIRE(rows.num_rows >= 0 && rows.num_tokens >= 0, "num_rows and num_tokens must be at least 0");
-    TREADLE_REQUIRE(rows.query_starts != nullptr && rows.block_starts != nullptr, "query_starts or block_starts is null");
+    TREADLE_REQUIRE(rows.query_starts != nullptr && rows.block_starts != nullptr,
+                    "query_starts or block_starts is null");
     TREADLE_REQUIRE(rows.num_rows == 0 || (rows.context_lens != nullptr && rows.block_ids != nullptr),
                     "context_lens or block_ids is null");
     TREADLE_REQUIRE(rows.query_starts[0] == 0 && rows.query_starts[rows.num_rows] == rows.num_tokens,
@@ -126,9 +128,10 @@ int check_rows(const treadle_rows& rows, const treadle_kv& kv) {
 int Model::check_step(const treadle_kv& kv, const treadle_rows& rows, const int32_t* token_ids,
                       const treadle_sampling* sampling, int32_t num_sampled) const {
     TREADLE_TRY(check_rows(rows, kv));
-    TREADLE_REQUIRE(kv.num_layers == desc_.num_layers && kv.num_kv_heads == desc_.num_kv_heads && kv.head_dim == desc_.head_dim,
-                    "the KV cache is for %d layers, %d heads of %d; the model has %d, %d of %d", kv.num_layers,
-                    kv.num_kv_heads, kv.head_dim, desc_.num_layers, desc_.num_kv_heads, desc_.head_dim);
+    TREADLE_REQUIRE(
+        kv.num_layers == desc_.num_layers && kv.num_kv_heads == desc_.num_kv_heads && kv.head_dim == desc_.head_dim,
+        "the KV cache is for %d layers, %d heads of %d; the model has %d, %d of %d", kv.num_layers, kv.num_kv_heads,
+        kv.head_dim, desc_.num_layers, desc_.num_kv_heads, desc_.head_dim);
     TREADLE_REQUIRE(rows.num_tokens <= desc_.max_num_tokens, "the step has %d tokens, at most %d are allowed",
                     rows.num_tokens, desc_.max_num_tokens);
     TREADLE_REQUIRE(num_sampled >= 0 && num_sampled <= desc_.max_num_sampled,
@@ -140,8 +143,8 @@ int Model::check_step(const treadle_kv& kv, const treadle_rows& rows, const int3
                         "token_ids[%d] must be from 0 to %d, is %d", token, desc_.vocab_size - 1, token_ids[token]);
     }
     for (int32_t row = 0; row < rows.num_rows; ++row) {
-        TREADLE_REQUIRE(rows.context_lens[row] <= desc_.max_positions, "row %d: context of %d exceeds %d positions", row,
-                        rows.context_lens[row], desc_.max_positions);
+        TREADLE_REQUIRE(rows.context_lens[row] <= desc_.max_positions, "row %d: context of %d exceeds %d positions",
+                        row, rows.context_lens[row], desc_.max_positions);
     }
     for (int32_t i = 0; i < num_sampled; ++i) {
         TREADLE_TRY(check_sampling(sampling[i], i));

@@ -1,4 +1,5 @@
-// Operations on one row of numbers, over the vocabulary of vec_*.h. Every sum runs in an order fixed by the row's length.
+// Operations on one row of numbers, over the vocabulary of vec_*.h. Every sum runs in an order fixed by the row's
+// length.
 #include "formats.h"
 #include "kernels.h"
 
@@ -24,8 +25,8 @@ inline F f_exp(F x) {
     return f_zero_below(f_mul(p, f_power_of_two(n)), x, -87.0f);
 }
 
-// Scale: largest magnitude / 127; codes: x * (127 / largest), to nearest even. A group too small to divide by is zero; one
-// that is not finite gets the scale NaN, so that it shows in every output.
+// Scale: largest magnitude / 127; codes: x * (127 / largest), to nearest even. A group too small to divide by is zero;
+// one that is not finite gets the scale NaN, so that it shows in every output.
 void quantize_row(const float* x, int64_t k, const QuantizedRow& out) {
     for (int64_t g = 0; g < k / 32; ++g) {
         const F a = f_load(x + 32 * g), b = f_load(x + 32 * g + 16);

@@ -79,7 +79,8 @@ int32_t draw_from_best(const float* weights, int64_t vocab_size, const treadle_s
     };
     std::vector<float> kept;
     for (;;) {
-        if (num_candidates < vocab_size) std::nth_element(ids.begin(), ids.begin() + num_candidates, ids.end(), is_better);
+        if (num_candidates < vocab_size)
+            std::nth_element(ids.begin(), ids.begin() + num_candidates, ids.end(), is_better);
         std::sort(ids.begin(), ids.begin() + num_candidates, is_better);
         double mass = 0.0;
         for (int64_t i = 0; i < num_candidates; ++i) mass += weights[ids[i]];
@@ -116,11 +117,13 @@ int check_sampling(const treadle_sampling& sampling, int64_t index) {
     const auto at = static_cast<long long>(index);
     // Negated comparisons, so that NaN is refused as well.
     TREADLE_REQUIRE(!(sampling.temperature < 0.0f) && sampling.temperature == sampling.temperature,
-                    "sampling[%lld]: temperature must be at least 0, is %g", at, static_cast<double>(sampling.temperature));
-    TREADLE_REQUIRE(sampling.min_p >= 0.0f && sampling.min_p <= 1.0f, "sampling[%lld]: min_p must be from 0 to 1, is %g", at,
-                    static_cast<double>(sampling.min_p));
+                    "sampling[%lld]: temperature must be at least 0, is %g", at,
+                    static_cast<double>(sampling.temperature));
+    TREADLE_REQUIRE(sampling.min_p >= 0.0f && sampling.min_p <= 1.0f,
+                    "sampling[%lld]: min_p must be from 0 to 1, is %g", at, static_cast<double>(sampling.min_p));
     TREADLE_REQUIRE(sampling.top_p > 0.0f && sampling.top_p <= 1.0f,
-                    "sampling[%lld]: top_p must be above 0 and at most 1, is %g", at, static_cast<double>(sampling.top_p));
+                    "sampling[%lld]: top_p must be above 0 and at most 1, is %g", at,
+                    static_cast<double>(sampling.top_p));
     TREADLE_REQUIRE(sampling.top_k >= 0, "sampling[%lld]: top_k must be at least 0, is %d", at, sampling.top_k);
     return 0;
 }

@@ -13,8 +13,8 @@ namespace treadle {
 // Checks parameters; `index` is for the error text.
 int check_sampling(const treadle_sampling& sampling, int64_t index);
 
-// Chooses a token for each row; -1 where a row's logits hold NaN or nothing finite. `weights` is memory that the call may
-// grow: a row of the vocabulary for each thread.
+// Chooses a token for each row; -1 where a row's logits hold NaN or nothing finite. `weights` is memory that the call
+// may grow: a row of the vocabulary for each thread.
 void sample_rows(ThreadPool& pool, Buffer<float>& weights, const float* logits, int64_t num_rows, int64_t vocab_size,
                  const treadle_sampling* sampling, int32_t* token_ids);
 

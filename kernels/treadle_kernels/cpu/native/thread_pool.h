@@ -13,7 +13,7 @@
 namespace treadle {
 
 class ThreadPool {
-   public:
+ public:
     // Runs one chunk; thread is below num_threads().
     using Task = void (*)(const void* context, int64_t chunk, int thread);
 
@@ -47,7 +47,7 @@ class ThreadPool {
         });
     }
 
-   private:
+ private:
     void fork_join(Task task, const void* context, int64_t num_chunks);
     void work(int thread);
     // Runs chunks of the current loop until none is left.

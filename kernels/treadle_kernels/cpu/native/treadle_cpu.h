@@ -92,8 +92,8 @@ TREADLE_API int treadle_rms_norm(const float* x, const float* weight, int64_t m,
 TREADLE_API int treadle_swiglu(const float* gate, const float* up, int64_t m, int64_t n, float* y);
 
 // --- KV cache --------------------------------------------------------------------------------------------------------
-// Caller's memory of keys and values, block after block. Within a block: layer by layer; within a layer: key heads, then
-// value heads; int8 scales follow the layer's heads. block_size is a multiple of 16. The inside of a block is the
+// Caller's memory of keys and values, block after block. Within a block: layer by layer; within a layer: key heads,
+// then value heads; int8 scales follow the layer's heads. block_size is a multiple of 16. The inside of a block is the
 // library's affair, but a block's bytes may be copied, swapped out and back, and all-zero bytes are a valid state.
 typedef struct treadle_kv {
     void* data;  // 64-byte aligned
@@ -127,8 +127,8 @@ TREADLE_API int treadle_attention(treadle_pool* pool, const treadle_kv* kv, int3
                                   const float* qkv, int32_t num_heads, int32_t sliding_window, float scale, float* out);
 
 // --- Sampling --------------------------------------------------------------------------------------------------------
-// How one token is chosen: temperature (below 1e-5 greedy), then min_p, top_k, top_p; off at 0, 0, 1. The draw is a pure
-// function of seed, sample_index and position (Philox4x32-10, as services.worker.generator).
+// How one token is chosen: temperature (below 1e-5 greedy), then min_p, top_k, top_p; off at 0, 0, 1. The draw is a
+// pure function of seed, sample_index and position (Philox4x32-10, as services.worker.generator).
 typedef struct treadle_sampling {
     uint64_t seed;
     uint64_t position;  // 0-based output position
@@ -184,8 +184,8 @@ TREADLE_API void treadle_model_destroy(treadle_model* model);
 // Bytes of scratch memory that the model holds.
 TREADLE_API uint64_t treadle_model_scratch_bytes(const treadle_model* model);
 
-// Runs one step: embeds token_ids[rows->num_tokens], writes KV, and samples. sampled[num_sampled] receives token ids (-1
-// for logits that are not finite); logits is [num_sampled, vocab_size] or null.
+// Runs one step: embeds token_ids[rows->num_tokens], writes KV, and samples. sampled[num_sampled] receives token ids
+// (-1 for logits that are not finite); logits is [num_sampled, vocab_size] or null.
 TREADLE_API int treadle_model_step(treadle_model* model, const treadle_kv* kv, const treadle_rows* rows,
                                    const int32_t* token_ids, const treadle_sampling* sampling, int32_t num_sampled,
                                    int32_t* sampled, float* logits);

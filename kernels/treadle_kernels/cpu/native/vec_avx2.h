@@ -166,7 +166,8 @@ inline I i_dot(I sum, B codes, const int8_t* x) {
     int32_t quad;
     __builtin_memcpy(&quad, x, sizeof quad);
     const __m256i numbers = _mm256_set1_epi32(quad);
-    return {_mm256_dpbusd_avx_epi32(sum.low, codes.low, numbers), _mm256_dpbusd_avx_epi32(sum.high, codes.high, numbers)};
+    return {_mm256_dpbusd_avx_epi32(sum.low, codes.low, numbers),
+            _mm256_dpbusd_avx_epi32(sum.high, codes.high, numbers)};
 }
 #else
 // The byte product saturates at 16 bits, which two products with codes up to 127 cannot reach; wider codes go one at a
