@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import os
 import signal
 import threading
 
@@ -51,12 +52,13 @@ def stream_ids(mesh: Mesh, index: int, is_under_way: threading.Semaphore) -> lis
 def test_streams_go_on_with_the_same_tokens_when_a_process_is_killed(mesh: Mesh, victim: str):
     expected = [mesh.post("/v1/completions", body(i))[1]["choices"][0]["token_ids"] for i in range(NUM_STREAMS)]
     epochs = {service["name"]: service["epoch"] for service in mesh.status()}
+    pid = mesh.pid(victim)  # asking takes longer than a stream of a tiny model may last
     is_under_way = threading.Semaphore(0)
     with concurrent.futures.ThreadPoolExecutor(NUM_STREAMS) as pool:
         streams = [pool.submit(stream_ids, mesh, index, is_under_way) for index in range(NUM_STREAMS)]
         for _ in range(NUM_STREAMS):
             assert is_under_way.acquire(timeout=60)
-        mesh.kill(victim, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         received = [stream.result(120) for stream in streams]
     assert received == expected
     mesh.wait_until_nothing_is_held(timeout_s=10)
