@@ -40,6 +40,7 @@ class ManagerSettings:
     protected_ratio: float = 0.25
     max_events: int = 65_536
 
+
 MAX_POOL_BLOCKS = 1 << 22
 """Blocks of one pool: 64 million tokens of 16 a block, beyond any worker; more would only take this process' memory."""
 
