@@ -74,7 +74,8 @@ def main() -> None:
     memory_gb_s = measure_memory(setup)
     fork_join_us = 1e6 * best(setup, lambda: setup.pool.measure_fork_join_s(200), is_seconds=True)
     print(
-        f"{options.isa}, {options.threads} threads, layers {options.format}, head {options.head_format}, KV {options.kv}: "
+        f"{options.isa}, {options.threads} threads, layers {options.format}, head {options.head_format}, "
+        f"KV {options.kv}: "
         f"memory {memory_gb_s:.1f} GB/s, fork and join {fork_join_us:.2f} µs"
     )
     print_steps(setup, memory_gb_s)
