@@ -14,7 +14,7 @@ from treadle_kernels.cpu import build
 pytestmark = [
     pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason())),
     pytest.mark.slow,
-    pytest.mark.timeout(900),  # compiles the library a second time
+    pytest.mark.timeout(1800),  # compiles the library a second time
 ]
 
 TESTS_RUN = (
@@ -47,7 +47,7 @@ def test_no_operation_reads_or_writes_out_of_bounds(tmp_path):
     }
     assert ctypes.util.find_library("c")
     here = Path(__file__).parent
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=800"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=1500"]
     result = subprocess.run(
         [*command, "-k", "not every_batch", *(str(here / name) for name in TESTS_RUN)],
         env=environment,
