@@ -62,6 +62,9 @@ class ServeSettings:
     quantization: str | None = None
     """What floating weights are converted to at load, `int8` or `int4`; unset: nothing."""
 
+    activation_bits: int | None = None
+    """Exactness of activations in the native engine, 16 or 8 bits; unset: the worker's default."""
+
     kv_dtype: str | None = None
     """Number format of keys and values, `auto`, `bfloat16`, `float32` or `int8`; unset: the worker's default."""
 

@@ -39,6 +39,11 @@ class WorkerConfig(ServiceConfig):
     """What weights that are stored as floating numbers are converted to at load: `int8` or `int4` (blocks of 32);
     `native` only."""
 
+    activation_bits: int = 16
+    """How exactly activations meet quantised weights in the native engine: `16`, as two int8 codes, which leaves the
+    answers of the float32 reference; `8`, as one, which is up to 1.6 times as fast under load and costs about half a
+    percent of perplexity."""
+
     kv_dtype: KvDtype = "auto"
     """Type of keys and values; `auto`: the dtype. Others than the dtype, and `int8` (a scale a token and head), need
     `native`."""
@@ -77,6 +82,7 @@ class WorkerConfig(ServiceConfig):
         """Check ranges."""
         super(WorkerConfig, self).__post_init__()
         require_config(bool(self.model), "model", "is required: a Hugging Face directory or a GGUF file")
+        require_config(self.activation_bits in (8, 16), "activation_bits", "must be 8 or 16")
         require_config(self.block_size >= 1, "block_size", "must be at least 1")
         require_config(self.kv_cache_gib >= 0, "kv_cache_gib", "must not be negative")
         require_config(self.swap_space_gib >= 0, "swap_space_gib", "must not be negative")

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.slow]
 
 # Asked so, the answer leads by about a logit at every token, and does not hang on the number format. "What is ...?" is
 # a toss-up between English and French for this model: its first token leads by 0.08 in float32.
-QUESTION = {"role": "user", "content": "Name the capital of France."}
+QUESTION = {"role": "user", "content": "What is the capital of France?"}
 ANSWER = "The capital of France is Paris."
 
 

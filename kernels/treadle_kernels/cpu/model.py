@@ -53,6 +53,8 @@ class ModelShape:
         sliding_window: Positions that a token sees, its own included; None sees all.
         max_num_tokens: Most tokens of a step; sizes the scratch memory.
         max_num_sampled: Most tokens chosen in a step; likewise.
+        activation_terms: 2 multiplies quantised weights with activations of about 16 bits, as two int8 codes each; 1 with
+            one int8 code, which is less exact and half the arithmetic.
     """
 
     hidden_size: int
@@ -65,6 +67,7 @@ class ModelShape:
     sliding_window: int | None
     max_num_tokens: int
     max_num_sampled: int
+    activation_terms: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,7 @@ class CpuModel:
             rms_norm_eps=shape.rms_norm_eps,
             max_num_tokens=shape.max_num_tokens,
             max_num_sampled=shape.max_num_sampled,
+            activation_terms=shape.activation_terms,
         )
         handle = ctypes.c_void_p()
         call("treadle_model_create", ctypes.byref(description), pool.handle, ctypes.byref(handle))

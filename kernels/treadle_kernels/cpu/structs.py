@@ -88,4 +88,5 @@ class ModelStruct(ctypes.Structure):
         ("rms_norm_eps", ctypes.c_float),
         ("max_num_tokens", ctypes.c_int32),
         ("max_num_sampled", ctypes.c_int32),
+        ("activation_terms", ctypes.c_int32),
     )

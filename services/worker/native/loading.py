@@ -82,7 +82,9 @@ def build_native_model(
         max_positions: Positions that a request may have.
     """
     return CpuModel(
-        model_shape(checkpoint.config, max_num_tokens=config.max_num_batched_tokens),
+        model_shape(
+            checkpoint.config, max_num_tokens=config.max_num_batched_tokens, activation_bits=config.activation_bits
+        ),
         model_weights(checkpoint.config, recipe, packed, max_positions=max_positions),
         ThreadPool(config.num_threads or len(os.sched_getaffinity(0))),
     )

@@ -13,7 +13,7 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 
-def model_shape(config: ModelConfig, *, max_num_tokens: int) -> ModelShape:
+def model_shape(config: ModelConfig, *, max_num_tokens: int, activation_bits: int = 16) -> ModelShape:
     """Say how large the model and its steps are; each token of a step may be sampled from. Pure."""
     return ModelShape(
         hidden_size=config.hidden_size,
@@ -26,6 +26,7 @@ def model_shape(config: ModelConfig, *, max_num_tokens: int) -> ModelShape:
         sliding_window=config.sliding_window,
         max_num_tokens=max_num_tokens,
         max_num_sampled=max_num_tokens,
+        activation_terms=activation_bits // 8,
     )
 
 

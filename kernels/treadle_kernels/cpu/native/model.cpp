@@ -16,6 +16,12 @@ constexpr int64_t kRowsPerChunk = 8;
 
 bool takes_codes(const treadle_linear& weights) { return format_info(weights.format)->is_quantized; }
 
+void add_terms(float* y, const float* rest, const float* bias, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) y[i] += rest[i];
+    if (bias == nullptr) return;
+    for (int64_t i = 0; i < n; ++i) y[i] += bias[i];
+}
+
 }  // namespace
 
 Model::Model(const treadle_model_desc& desc, ThreadPool& pool)
@@ -24,18 +30,19 @@ Model::Model(const treadle_model_desc& desc, ThreadPool& pool)
     query_width_ = int64_t{desc.num_heads} * desc.head_dim;
     qkv_width_ = query_width_ + 2 * int64_t{desc.num_kv_heads} * desc.head_dim;
     const int64_t tokens = desc.max_num_tokens;
-    const int64_t widest = std::max<int64_t>({desc.hidden_size, desc.intermediate_size, query_width_});
-    const int64_t rows = std::max<int64_t>(tokens, desc.max_num_sampled);
-    hidden_.reset(tokens * desc.hidden_size);
+    widest_ = std::max<int64_t>({desc.hidden_size, desc.intermediate_size, query_width_});
+    const int64_t rows = std::max<int64_t>(tokens, desc.max_num_sampled), terms = desc.activation_terms;
+    hidden_.reset(terms * tokens * desc.hidden_size);
     normed_.reset(rows * desc.hidden_size);
-    qkv_.reset(tokens * qkv_width_);
+    qkv_.reset(terms * tokens * qkv_width_);
     attended_.reset(tokens * query_width_);
-    gated_.reset(tokens * desc.intermediate_size);
-    up_.reset(tokens * desc.intermediate_size);
+    gated_.reset(terms * tokens * desc.intermediate_size);
+    up_.reset(terms * tokens * desc.intermediate_size);
     selected_.reset(int64_t{desc.max_num_sampled} * desc.hidden_size);
-    logits_.reset(int64_t{desc.max_num_sampled} * desc.vocab_size);
-    activations_.reserve(rows, widest);
-    scratch_.reserve(pool.num_threads(), linear_scratch_bytes(widest));
+    logits_.reset(terms * int64_t{desc.max_num_sampled} * desc.vocab_size);
+    residuals_.reset(pool.num_threads() * widest_);
+    activations_.reserve(terms * rows, widest_);
+    scratch_.reserve(pool.num_threads(), linear_scratch_bytes(widest_));
     attention_.reserve(pool.num_threads(), desc.num_heads, desc.num_kv_heads, desc.head_dim);
     row_of_token_.resize(tokens);
     position_of_token_.resize(tokens);
@@ -44,7 +51,7 @@ Model::Model(const treadle_model_desc& desc, ThreadPool& pool)
 uint64_t Model::scratch_bytes() const {
     int64_t total = activations_.num_bytes() + scratch_.num_bytes() + attention_.num_bytes();
     for (const Buffer<float>* buffer :
-         {&hidden_, &normed_, &qkv_, &attended_, &gated_, &up_, &selected_, &logits_, &weights_}) {
+         {&hidden_, &normed_, &qkv_, &attended_, &gated_, &up_, &selected_, &logits_, &weights_, &residuals_}) {
         total += buffer->num_bytes();
     }
     return static_cast<uint64_t>(total);
@@ -87,7 +94,7 @@ void Model::embed(const int32_t* token_ids, int64_t num_tokens) {
 
 void Model::prepare(const float* source, int64_t rows, int64_t k, const float* norm_weight, bool needs_codes) {
     const Kernels& table = kernels();
-    pool_.run_ranges(rows, kRowsPerChunk, [&](int64_t begin, int64_t end, int) {
+    pool_.run_ranges(rows, kRowsPerChunk, [&](int64_t begin, int64_t end, int thread) {
         for (int64_t row = begin; row < end; ++row) {
             const float* values = source + row * k;
             if (norm_weight != nullptr) {
@@ -95,7 +102,64 @@ void Model::prepare(const float* source, int64_t rows, int64_t k, const float* n
                 table.rms_norm_row(values, norm_weight, k, desc_.rms_norm_eps, normed);
                 values = normed;
             }
-            if (needs_codes) table.quantize_row(values, k, activations_.quantized_row(row, k));
+            if (needs_codes) quantize(values, row, rows, k, thread);
+        }
+    });
+}
+
+void Model::quantize(const float* values, int64_t row, int64_t rows, int64_t k, int thread) {
+    const Kernels& table = kernels();
+    const QuantizedRow codes = activations_.quantized_row(row, k);
+    table.quantize_row(values, k, codes);
+    if (desc_.activation_terms == 1) return;
+    float* residual = residuals_.data() + thread * widest_;
+    for (int64_t g = 0; g < k / kGroup; ++g) {
+        const int8_t* group = codes.codes + kRowBlock * kGroup * g;
+        const float scale = codes.scales[kRowBlock * g];
+        for (int64_t i = 0; i < kGroup; ++i) {
+            residual[kGroup * g + i] = values[kGroup * g + i] - scale * static_cast<float>(group[i]);
+        }
+    }
+    table.quantize_row(residual, k, activations_.quantized_row(rows + row, k));
+}
+
+void Model::multiply(const float* values, int64_t rows, const LinearJob* jobs, int num_jobs) {
+    const Activations x = activations_.view(values);
+    if (desc_.activation_terms == 1) {
+        run_linear(pool_, scratch_, x, rows, jobs, num_jobs);
+        return;
+    }
+    // A product is linear in its activations: codes and residual codes are rows like others, and their results are added,
+    // with the bias once. Floating formats take the numbers themselves, in one term.
+    std::vector<LinearJob> of_codes, of_numbers;
+    std::vector<const float*> biases;
+    std::vector<treadle_linear> without_bias;
+    without_bias.reserve(num_jobs);  // the jobs point into it
+    for (int i = 0; i < num_jobs; ++i) {
+        LinearJob job = jobs[i];
+        if (!takes_codes(*job.weights)) {
+            of_numbers.push_back(job);
+            continue;
+        }
+        biases.push_back(job.weights->bias);
+        without_bias.push_back(*job.weights);
+        without_bias.back().bias = nullptr;
+        job.weights = &without_bias.back();
+        of_codes.push_back(job);
+        if (!job.is_added) continue;
+        for (int64_t row = rows; row < 2 * rows; ++row) {
+            std::memset(job.y + row * job.y_stride, 0, job.weights->n * sizeof(float));
+        }
+    }
+    if (!of_numbers.empty()) run_linear(pool_, scratch_, x, rows, of_numbers.data(), static_cast<int>(of_numbers.size()));
+    if (of_codes.empty()) return;
+    run_linear(pool_, scratch_, x, 2 * rows, of_codes.data(), static_cast<int>(of_codes.size()));
+    pool_.run_ranges(rows, kRowsPerChunk, [&](int64_t begin, int64_t end, int) {
+        for (size_t i = 0; i < of_codes.size(); ++i) {
+            for (int64_t row = begin; row < end; ++row) {
+                float* y = of_codes[i].y + row * of_codes[i].y_stride;
+                add_terms(y, y + rows * of_codes[i].y_stride, biases[i], of_codes[i].weights->n);
+            }
         }
     });
 }
@@ -112,7 +176,7 @@ void Model::run_layer(const treadle_kv& kv, int64_t index, int64_t num_tokens) {
     const LinearJob projections[] = {{&layer.query, qkv, qkv_width_, false},
                                      {&layer.key, qkv + query_width_, qkv_width_, false},
                                      {&layer.value, qkv + query_width_ + kv_width, qkv_width_, false}};
-    run_linear(pool_, scratch_, activations_.view(normed_.data()), num_tokens, projections, 3);
+    multiply(normed_.data(), num_tokens, projections, 3);
     lap(kQkv);
     rotate_and_store(kv, index, num_tokens);
     lap(kRotate);
@@ -120,7 +184,7 @@ void Model::run_layer(const treadle_kv& kv, int64_t index, int64_t num_tokens) {
     lap(kAttention);
     prepare(attended_.data(), num_tokens, query_width_, nullptr, takes_codes(layer.output));
     const LinearJob output{&layer.output, hidden, hidden_size, true};
-    run_linear(pool_, scratch_, activations_.view(attended_.data()), num_tokens, &output, 1);
+    multiply(attended_.data(), num_tokens, &output, 1);
     lap(kOutput);
     run_mlp(layer, num_tokens);
 }
@@ -153,19 +217,19 @@ void Model::run_mlp(const treadle_layer& layer, int64_t num_tokens) {
     prepare(hidden, num_tokens, hidden_size, layer.mlp_norm, takes_codes(layer.gate) || takes_codes(layer.up));
     lap(kNorm);
     const LinearJob jobs[] = {{&layer.gate, gated_.data(), width, false}, {&layer.up, up_.data(), width, false}};
-    run_linear(pool_, scratch_, activations_.view(normed_.data()), num_tokens, jobs, 2);
+    multiply(normed_.data(), num_tokens, jobs, 2);
     lap(kGateUp);
     const Kernels& table = kernels();
-    pool_.run_ranges(num_tokens, kRowsPerChunk, [&](int64_t begin, int64_t end, int) {
+    pool_.run_ranges(num_tokens, kRowsPerChunk, [&](int64_t begin, int64_t end, int thread) {
         for (int64_t token = begin; token < end; ++token) {
             float* gate = gated_.data() + token * width;
             table.swiglu_row(gate, up_.data() + token * width, width, gate);
-            if (takes_codes(layer.down)) table.quantize_row(gate, width, activations_.quantized_row(token, width));
+            if (takes_codes(layer.down)) quantize(gate, token, num_tokens, width, thread);
         }
     });
     lap(kNorm);
     const LinearJob down{&layer.down, hidden, hidden_size, true};
-    run_linear(pool_, scratch_, activations_.view(gated_.data()), num_tokens, &down, 1);
+    multiply(gated_.data(), num_tokens, &down, 1);
     lap(kDown);
 }
 
@@ -177,9 +241,10 @@ void Model::run_head(const treadle_sampling* sampling, int32_t num_sampled, int3
                     hidden_size * sizeof(float));
     }
     prepare(selected_.data(), num_sampled, hidden_size, desc_.final_norm, takes_codes(desc_.head));
-    float* scores = logits == nullptr ? logits_.data() : logits;
+    float* scores = logits_.data();
     const LinearJob head{&desc_.head, scores, desc_.vocab_size, false};
-    run_linear(pool_, scratch_, activations_.view(normed_.data()), num_sampled, &head, 1);
+    multiply(normed_.data(), num_sampled, &head, 1);
+    if (logits != nullptr) std::memcpy(logits, scores, num_sampled * int64_t{desc_.vocab_size} * sizeof(float));
     lap(kHead);
     sample_rows(pool_, weights_, scores, num_sampled, desc_.vocab_size, sampling, sampled);
     lap(kSample);

@@ -42,6 +42,10 @@ class Model {
     void run_head(const treadle_sampling* sampling, int32_t num_sampled, int32_t* sampled, float* logits);
     // Fills activations_ from rows of `source`, normalised if there is a weight, for layers that take codes or numbers.
     void prepare(const float* source, int64_t rows, int64_t k, const float* norm_weight, bool needs_codes);
+    // Quantises row `row` of `rows`: its codes, and the codes of what those miss into row `rows + row`.
+    void quantize(const float* values, int64_t row, int64_t rows, int64_t k, int thread);
+    // Computes products of prepared activations. Rows beyond `rows` of each y are overwritten where there are two terms.
+    void multiply(const float* values, int64_t rows, const LinearJob* jobs, int num_jobs);
     // Adds the time since the last call to a phase.
     void lap(Phase phase);
 
@@ -50,6 +54,7 @@ class Model {
     ThreadPool& pool_;
     int64_t qkv_width_;
     int64_t query_width_;
+    int64_t widest_;
 
     Buffer<float> hidden_;
     Buffer<float> normed_;
@@ -60,6 +65,7 @@ class Model {
     Buffer<float> selected_;
     Buffer<float> logits_;
     Buffer<float> weights_;
+    Buffer<float> residuals_;  // one row a thread
     ActivationBuffer activations_;
     ThreadScratch scratch_;
     AttentionPlan attention_;

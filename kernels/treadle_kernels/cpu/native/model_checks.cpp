@@ -54,7 +54,8 @@ int check_model(const treadle_model_desc& desc) {
                           {"vocab_size", desc.vocab_size, kMaxWidth},
                           {"max_positions", desc.max_positions, 1 << 30},
                           {"max_num_tokens", desc.max_num_tokens, 1 << 20},
-                          {"max_num_sampled", desc.max_num_sampled, 1 << 20}};
+                          {"max_num_sampled", desc.max_num_sampled, 1 << 20},
+                          {"activation_terms", desc.activation_terms, 2}};
     for (const Size& size : sizes) {
         TREADLE_REQUIRE(size.value >= 1 && size.value <= size.at_most, "%s must be from 1 to %d, is %d", size.name,
                         size.at_most, size.value);

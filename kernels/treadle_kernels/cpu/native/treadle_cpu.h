@@ -175,6 +175,9 @@ typedef struct treadle_model_desc {
     float rms_norm_eps;
     int32_t max_num_tokens;   // most tokens of a step
     int32_t max_num_sampled;  // most sampled tokens of a step
+    // How activations meet quantised weights: 1, as int8 codes; 2, as int8 codes and codes of what those miss, which
+    // leaves an error of the order of 1e-5 for twice the arithmetic.
+    int32_t activation_terms;
 } treadle_model_desc;
 
 typedef struct treadle_model treadle_model;
