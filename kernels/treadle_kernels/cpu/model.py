@@ -53,8 +53,8 @@ class ModelShape:
         sliding_window: Positions that a token sees, its own included; None sees all.
         max_num_tokens: Most tokens of a step; sizes the scratch memory.
         max_num_sampled: Most tokens chosen in a step; likewise.
-        activation_terms: 2 multiplies quantised weights with activations of about 16 bits, as two int8 codes each; 1 with
-            one int8 code, which is less exact and half the arithmetic.
+        activation_terms: 2 multiplies quantised weights with activations of about 16 bits, as two int8 codes each; 1
+            with one int8 code, which is less exact and half the arithmetic.
     """
 
     hidden_size: int
