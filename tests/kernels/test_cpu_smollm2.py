@@ -85,23 +85,19 @@ def surprise(logits, token_ids):
 
 
 @pytest.mark.parametrize("kv_dtype", list(KvDtype), ids=lambda d: d.name)
-def test_perplexity_is_within_half_a_percent_of_float32_and_its_standard_error(
-    native, texts, expected_surprise, kv_dtype
-):
+def test_perplexity_is_within_half_a_percent_of_float32(native, texts, expected_surprise, kv_dtype):
     cache = make_cache(native, NUM_LAYERS, dtype=kv_dtype)
     found = []
     for token_ids in texts:
         request = Request(token_ids, disjoint_tables(np.random.default_rng(1), [len(token_ids)])[0])
         (logits,) = logits_of(native, cache, [request], [[(0, len(token_ids))]])
         found.append(surprise(logits, token_ids))
-    # Rounding activations to 8 bits moves the surprise of a token by 9 % either way, so that the mean of 1,500 tokens
-    # is known to a quarter of a percent only.
     change = np.concatenate(found) - expected_surprise
     relative, error = float(np.expm1(change.mean())), float(change.std() / len(change) ** 0.5)
     print(
         f"perplexity over {len(change)} tokens: {relative:+.3%} ± {error:.3%} of {np.exp(expected_surprise.mean()):.3f}"
     )
-    assert abs(relative) < 0.005 + error
+    assert abs(relative) < 0.005
 
 
 def test_first_tokens_agree_with_float32_on_most_prompts(native, reference, tokenizer):
@@ -113,7 +109,7 @@ def test_first_tokens_agree_with_float32_on_most_prompts(native, reference, toke
     expected = [int(reference_logits(reference, tokens)[-1].argmax()) for tokens in encoded]
     num_equal = sum(a == b for a, b in zip(found, expected, strict=True))
     print(f"{num_equal} of {len(PROMPTS)} first tokens agree")
-    assert num_equal >= 18
+    assert num_equal >= 19
 
 
 def test_a_decoded_prompt_has_the_bits_of_a_whole_one(native, tokenizer):
