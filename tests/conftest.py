@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from services.common.verify import set_verification
 from services.launcher.model_catalogue import CATALOGUE
@@ -15,6 +16,13 @@ from services.launcher.model_store import ModelStore, default_store_root
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+# A busy machine is no bug, so examples have no deadline. Continuous integration tries the same examples every time; new
+# ones are found where somebody is there to look at them.
+settings.register_profile("treadle", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "treadle")
 
 
 def default_model_path() -> Path:
