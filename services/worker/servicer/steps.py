@@ -15,45 +15,11 @@ import grpc
 from services.common.clock import Clock
 from services.common.errors import EngineError, ErrorReason
 from services.common.rpc.server import RpcServer
-from services.worker.plan import (
-    BatchPlan,
-    BlockCopy,
-    BlockId,
-    CopyDirection,
-    Handle,
-    NewRequest,
-    SamplingParams,
-    ScheduledRow,
-    StepResult,
-)
-from treadle.kv_cache.v1 import block_pb2
+from services.worker.plan import BatchPlan, StepResult
+from services.worker.servicer.plan_wire import Capabilities, from_plan, to_capabilities
 from treadle.worker.v1 import batch_plan_pb2
 from treadle.worker.v1 import worker_service_pb2 as pb2
 from treadle.worker.v1 import worker_service_pb2_grpc as pb2_grpc
-
-_COPY_DIRECTIONS = {
-    int(block_pb2.COPY_DIRECTION_TO_HOST): CopyDirection.TO_HOST,
-    int(block_pb2.COPY_DIRECTION_TO_DEVICE): CopyDirection.TO_DEVICE,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """Facts of a loaded worker; see ``treadle.worker.v1.Capabilities`` for each."""
-
-    name: str
-    worker_epoch: int
-    model: str
-    weight_version: str
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    max_num_batched_tokens: int
-    device: str
-    dtype: str
-    num_host_blocks: int = 0
-    block_restore_us: float = 0.0
-    token_prefill_us: float = 0.0
 
 
 class Executor(Protocol):
@@ -113,7 +79,7 @@ class WorkerServicer(pb2_grpc.WorkerServiceServicer):
     ) -> pb2.GetCapabilitiesResponse:
         """Tell what this worker runs."""
         _, capabilities = self._require_loaded()
-        return pb2.GetCapabilitiesResponse(capabilities=_to_capabilities(capabilities))
+        return pb2.GetCapabilitiesResponse(capabilities=to_capabilities(capabilities))
 
     async def GetState(self, request: pb2.GetStateRequest, context: object) -> pb2.GetStateResponse:  # noqa: ARG002
         """Tell what this worker holds."""
@@ -135,7 +101,7 @@ class WorkerServicer(pb2_grpc.WorkerServiceServicer):
         self._stream_ended.clear()
         try:
             await executor.reset()
-            await context.write(pb2.RunStepsResponse(capabilities=_to_capabilities(capabilities)))
+            await context.write(pb2.RunStepsResponse(capabilities=to_capabilities(capabilities)))
             await self._run(stream, executor, request_iterator, context, hello.run_ahead_depth)
         finally:
             if self._stream is stream:
@@ -159,7 +125,7 @@ class WorkerServicer(pb2_grpc.WorkerServiceServicer):
                 if self._stream is not stream:
                     raise EngineError(ErrorReason.STALE_EPOCH, "Another scheduler has taken over this worker.")
                 plan = self._check_plan(request)
-                await steps.put(_Step(executor.submit(_from_plan(plan)), self._clock.monotonic_s()))
+                await steps.put(_Step(executor.submit(from_plan(plan)), self._clock.monotonic_s()))
             await steps.put(None)
 
         try:
@@ -218,68 +184,3 @@ async def _read_hello(request_iterator: AsyncIterator[pb2.RunStepsRequest]) -> p
             return request.hello
         break
     raise EngineError(ErrorReason.INVALID_REQUEST, "The first message must be a hello.", field="message")
-
-
-def _from_plan(plan: batch_plan_pb2.BatchPlan) -> BatchPlan:
-    steady = (ScheduledRow(Handle(handle), 1, (), is_sampling=True) for handle in plan.steady_handles)
-    rows = (
-        ScheduledRow(
-            Handle(row.handle),
-            row.num_scheduled_tokens,
-            tuple(BlockId(block_id) for block_id in row.new_block_ids),
-            row.is_sampling,
-        )
-        for row in plan.rows
-    )
-    return BatchPlan(
-        plan_id=plan.plan_id,
-        new_requests=tuple(_from_new_request(request) for request in plan.new_requests),
-        rows=(*steady, *rows),
-        finished_handles=tuple(Handle(handle) for handle in plan.finished_handles),
-        block_copies=tuple(_from_block_copy(copy) for copy in plan.block_copies),
-    )
-
-
-def _from_block_copy(copy: block_pb2.BlockCopy) -> BlockCopy:
-    direction = _COPY_DIRECTIONS.get(copy.direction)
-    if direction is None:
-        raise EngineError(ErrorReason.INVALID_REQUEST, "A block copy must say its direction.", field="block_copies")
-    return BlockCopy(direction, BlockId(copy.block_id), copy.host_slot)
-
-
-def _from_new_request(request: batch_plan_pb2.NewRequest) -> NewRequest:
-    sampling = request.sampling
-    return NewRequest(
-        handle=Handle(request.handle),
-        request_id=request.request_id,
-        token_ids=tuple(request.token_ids),
-        num_prompt_tokens=request.num_prompt_tokens,
-        sampling=SamplingParams(
-            temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
-            top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            sample_index=request.sample_index,
-        ),
-        block_ids=tuple(BlockId(block_id) for block_id in request.block_table.block_ids),
-        num_computed_tokens=request.num_computed_tokens,
-    )
-
-
-def _to_capabilities(capabilities: Capabilities) -> pb2.Capabilities:
-    return pb2.Capabilities(
-        name=capabilities.name,
-        worker_epoch=capabilities.worker_epoch,
-        model=capabilities.model,
-        weight_version=capabilities.weight_version,
-        num_blocks=capabilities.num_blocks,
-        block_size=capabilities.block_size,
-        max_model_len=capabilities.max_model_len,
-        max_num_batched_tokens=capabilities.max_num_batched_tokens,
-        device=capabilities.device,
-        dtype=capabilities.dtype,
-        num_host_blocks=capabilities.num_host_blocks,
-        block_restore_us=capabilities.block_restore_us,
-        token_prefill_us=capabilities.token_prefill_us,
-    )
