@@ -93,10 +93,12 @@ class ListLeasesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListLeasesResponse(_message.Message):
-    __slots__ = ("leases",)
+    __slots__ = ("leases", "kv_cache_epoch")
     LEASES_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     leases: _containers.RepeatedCompositeFieldContainer[Lease]
-    def __init__(self, leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
+    kv_cache_epoch: int
+    def __init__(self, leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., kv_cache_epoch: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("handle", "pool", "request_id", "tenant", "num_blocks", "num_tokens", "age_ms")
@@ -117,14 +119,16 @@ class Lease(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., pool: _Optional[str] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., num_blocks: _Optional[int] = ..., num_tokens: _Optional[int] = ..., age_ms: _Optional[int] = ...) -> None: ...
 
 class FsckRequest(_message.Message):
-    __slots__ = ("views", "repair", "min_age_ms")
+    __slots__ = ("views", "repair", "min_age_ms", "repair_handles")
     VIEWS_FIELD_NUMBER: _ClassVar[int]
     REPAIR_FIELD_NUMBER: _ClassVar[int]
     MIN_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_HANDLES_FIELD_NUMBER: _ClassVar[int]
     views: _containers.RepeatedCompositeFieldContainer[HolderView]
     repair: bool
     min_age_ms: int
-    def __init__(self, views: _Optional[_Iterable[_Union[HolderView, _Mapping]]] = ..., repair: bool = ..., min_age_ms: _Optional[int] = ...) -> None: ...
+    repair_handles: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, views: _Optional[_Iterable[_Union[HolderView, _Mapping]]] = ..., repair: bool = ..., min_age_ms: _Optional[int] = ..., repair_handles: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HolderView(_message.Message):
     __slots__ = ("holder", "pool", "handles", "is_owner")
