@@ -147,16 +147,18 @@ class GetLoadResponse(_message.Message):
     def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_steps: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("name", "worker_epoch", "num_running", "num_in_flight_plans")
+    __slots__ = ("name", "worker_epoch", "num_running", "num_in_flight_plans", "is_draining")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_IN_FLIGHT_PLANS_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     name: str
     worker_epoch: int
     num_running: int
     num_in_flight_plans: int
-    def __init__(self, name: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., num_running: _Optional[int] = ..., num_in_flight_plans: _Optional[int] = ...) -> None: ...
+    is_draining: bool
+    def __init__(self, name: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., num_running: _Optional[int] = ..., num_in_flight_plans: _Optional[int] = ..., is_draining: bool = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request_id", "tenant")

@@ -47,12 +47,14 @@ class Capabilities(_message.Message):
     def __init__(self, name: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., model: _Optional[str] = ..., weight_version: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., block_restore_us: _Optional[float] = ..., token_prefill_us: _Optional[float] = ...) -> None: ...
 
 class RunStepsRequest(_message.Message):
-    __slots__ = ("hello", "plan")
+    __slots__ = ("hello", "plan", "drained")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     plan: _batch_plan_pb2.BatchPlan
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., plan: _Optional[_Union[_batch_plan_pb2.BatchPlan, _Mapping]] = ...) -> None: ...
+    drained: Drained
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., plan: _Optional[_Union[_batch_plan_pb2.BatchPlan, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("scheduler_epoch", "run_ahead_depth")
@@ -63,12 +65,22 @@ class Hello(_message.Message):
     def __init__(self, scheduler_epoch: _Optional[int] = ..., run_ahead_depth: _Optional[int] = ...) -> None: ...
 
 class RunStepsResponse(_message.Message):
-    __slots__ = ("capabilities", "result")
+    __slots__ = ("capabilities", "result", "draining")
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     capabilities: Capabilities
     result: _batch_plan_pb2.StepResult
-    def __init__(self, capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., result: _Optional[_Union[_batch_plan_pb2.StepResult, _Mapping]] = ...) -> None: ...
+    draining: Draining
+    def __init__(self, capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., result: _Optional[_Union[_batch_plan_pb2.StepResult, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+
+class Draining(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Drained(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class GetStateRequest(_message.Message):
     __slots__ = ()

@@ -32,6 +32,10 @@ class WorkerServiceStub(object):
     - One stream per scheduler; a hello of a newer scheduler epoch ends the older stream. An older one is refused: STALE_EPOCH.
     - The scheduler sends `hello` first and the worker answers `capabilities`; then plans down, results up, in order, one
     result for each plan. Plan k+1 may be sent before result k is back, up to hello.run_ahead_depth plans in flight.
+    - A worker that is about to stop says `draining` once, at any time after its capabilities, and goes on executing plans.
+    The scheduler gives it no request that it does not have, and answers `drained`, its last message, when the worker has
+    none left; then the worker ends the stream. It does not wait for that longer than it wants to: a stream that ends
+    earlier is a worker that is lost. While it drains, new streams are refused: DRAINING.
     - At the start of a stream the worker forgets every request it knew; its keys and values are void.
     - A plan that breaks an invariant (unknown handle, missing slot) ends the stream with INVARIANT_VIOLATED before
     anything is written. A step that fails on the device ends the stream with STEP_FAILED.
@@ -67,6 +71,10 @@ class WorkerServiceServicer(object):
     - One stream per scheduler; a hello of a newer scheduler epoch ends the older stream. An older one is refused: STALE_EPOCH.
     - The scheduler sends `hello` first and the worker answers `capabilities`; then plans down, results up, in order, one
     result for each plan. Plan k+1 may be sent before result k is back, up to hello.run_ahead_depth plans in flight.
+    - A worker that is about to stop says `draining` once, at any time after its capabilities, and goes on executing plans.
+    The scheduler gives it no request that it does not have, and answers `drained`, its last message, when the worker has
+    none left; then the worker ends the stream. It does not wait for that longer than it wants to: a stream that ends
+    earlier is a worker that is lost. While it drains, new streams are refused: DRAINING.
     - At the start of a stream the worker forgets every request it knew; its keys and values are void.
     - A plan that breaks an invariant (unknown handle, missing slot) ends the stream with INVARIANT_VIOLATED before
     anything is written. A step that fails on the device ends the stream with STEP_FAILED.
@@ -127,6 +135,10 @@ class WorkerService(object):
     - One stream per scheduler; a hello of a newer scheduler epoch ends the older stream. An older one is refused: STALE_EPOCH.
     - The scheduler sends `hello` first and the worker answers `capabilities`; then plans down, results up, in order, one
     result for each plan. Plan k+1 may be sent before result k is back, up to hello.run_ahead_depth plans in flight.
+    - A worker that is about to stop says `draining` once, at any time after its capabilities, and goes on executing plans.
+    The scheduler gives it no request that it does not have, and answers `drained`, its last message, when the worker has
+    none left; then the worker ends the stream. It does not wait for that longer than it wants to: a stream that ends
+    earlier is a worker that is lost. While it drains, new streams are refused: DRAINING.
     - At the start of a stream the worker forgets every request it knew; its keys and values are void.
     - A plan that breaks an invariant (unknown handle, missing slot) ends the stream with INVARIANT_VIOLATED before
     anything is written. A step that fails on the device ends the stream with STEP_FAILED.
