@@ -1,4 +1,4 @@
-"""The native worker's memory of its requests: a row of numpy columns each, so that a step is a few gathers.
+"""The native worker's memory of its requests, a row of numpy columns each.
 
 Owns: which slot of the columns each handle has, and the laws of plans. Guarantees: a plan is
 checked as a whole before anything changes; the laws are those of ``services.worker.input_batch``.
@@ -8,60 +8,14 @@ last known token, so every known token before the sampled one is computed, and t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from services.common.verify import require
 from services.worker.native.request_columns import Int32s, RequestColumns
+from services.worker.native.step_arrays import PlannedRows, StepArrayMaker, StepArrays
 from services.worker.plan import NULL_BLOCK, BatchPlan, Handle, NewRequest
-from treadle_kernels.cpu import StepRows
-
-_FIRST_NUM_COUNTED = 64
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRows:
-    """A plan's rows that are to be computed, as arrays of one entry a row.
-
-    Attributes:
-        handles: Whose they are.
-        slots: Their places in the table.
-        starts: First position of each.
-        ends: One past the last position of each.
-        is_sampling: Which ones choose a token.
-        are_all_sampling: Whether every one does.
-        are_all_single: Whether each has one position.
-    """
-
-    handles: list[Handle]
-    slots: npt.NDArray[np.intp]
-    starts: Int32s
-    ends: Int32s
-    is_sampling: npt.NDArray[np.bool_]
-    are_all_sampling: bool
-    are_all_single: bool
-
-    @property
-    def sampling_slots(self) -> npt.NDArray[np.intp]:
-        """Slots of the rows that choose a token."""
-        return self.slots if self.are_all_sampling else self.slots[self.is_sampling]
-
-
-@dataclass(frozen=True, slots=True)
-class StepArrays:
-    """What the engine takes for a step.
-
-    Attributes:
-        rows: Lengths and block tables.
-        token_ids: ``[num_tokens]``.
-        sampling: ``[num_sampling_rows]`` of ``SAMPLING_DTYPE``.
-    """
-
-    rows: StepRows
-    token_ids: Int32s
-    sampling: npt.NDArray[np.void]
 
 
 class RequestTable:
@@ -81,11 +35,16 @@ class RequestTable:
         self._max_positions = max_positions
         self._slot_by_handle: dict[Handle, int] = {}
         self._num_failed = 0
-        self._counting = np.arange(_FIRST_NUM_COUNTED, dtype=np.int32)  # 0, 1, 2 ..., to be sliced
         self._columns = RequestColumns(block_size=block_size, max_positions=max_positions)
+        self._arrays = StepArrayMaker(self._columns, block_size)
 
     def __len__(self) -> int:
         return len(self._slot_by_handle)
+
+    @property
+    def handles(self) -> tuple[Handle, ...]:
+        """Every request known."""
+        return tuple(self._slot_by_handle)
 
     def clear(self) -> None:
         """Forget every request."""
@@ -120,26 +79,11 @@ class RequestTable:
             return rows, []
         passed_over = has_failed & rows.is_sampling
         failed_handles = [handle for handle, is_over in zip(rows.handles, passed_over, strict=True) if is_over]
-        return _select(rows, ~has_failed), failed_handles
+        return rows.select(~has_failed), failed_handles
 
     def step_arrays(self, rows: PlannedRows) -> StepArrays:
         """Make a step's arrays. Pure."""
-        num_rows = len(rows.slots)
-        if num_rows >= len(self._counting):
-            self._counting = np.arange(2 * num_rows, dtype=np.int32)
-        if rows.are_all_single:
-            query_starts = self._counting[: num_rows + 1]
-        else:
-            query_starts = np.zeros(num_rows + 1, dtype=np.int32)
-            np.cumsum(rows.ends - rows.starts, out=query_starts[1:])
-        # Tables of one width make a matrix; what it holds beyond a row's context is never looked at.
-        width = -(-int(rows.ends.max(initial=0)) // self._block_size)
-        block_ids = self._columns.block_tables[:, :width].take(rows.slots, axis=0).reshape(-1)
-        sampling = self._columns.sampling[rows.sampling_slots]
-        last_tokens = query_starts[1:] if rows.are_all_sampling else query_starts[1:][rows.is_sampling]
-        np.subtract(last_tokens, 1, out=sampling["token_index"])
-        step_rows = StepRows(query_starts, rows.ends, block_ids, self._counting[: num_rows + 1] * np.int32(width))
-        return StepArrays(step_rows, self._token_ids(rows, query_starts), sampling)
+        return self._arrays.make(rows)
 
     def advance(self, rows: PlannedRows, sampled: Int32s) -> None:
         """Record that rows were computed and, for the sampling ones in order, the tokens that they ended with."""
@@ -267,33 +211,9 @@ class RequestTable:
             is_inside = NULL_BLOCK < block_id < self._pool_size
             require(is_inside, "a block is outside the pool", handle=handle, block_id=block_id, end=self._pool_size)
 
-    def _token_ids(self, rows: PlannedRows, query_starts: Int32s) -> Int32s:
-        """Collect the input tokens: of rows in the given tokens a run of those, of the others the last sampled one."""
-        last_tokens: Int32s = self._columns.last_token[rows.slots]
-        if last_tokens.min(initial=0) >= 0:
-            return last_tokens
-        token_ids = np.empty(int(query_starts[-1]), dtype=np.int32)
-        token_ids[query_starts[:-1]] = last_tokens
-        for index in np.flatnonzero(rows.starts < self._columns.num_given[rows.slots]):
-            given = self._columns.given_tokens[rows.slots[index]][rows.starts[index] : rows.ends[index]]
-            token_ids[query_starts[index] : query_starts[index + 1]] = given
-        return token_ids
-
     def _forget(self, handle: Handle) -> None:
         slot = self._slot_by_handle.pop(handle, None)
         if slot is None:
             return
         self._num_failed -= bool(self._columns.has_failed[slot])
         self._columns.give_back(slot)
-
-
-def _select(rows: PlannedRows, mask: npt.NDArray[np.bool_]) -> PlannedRows:
-    return PlannedRows(
-        [handle for handle, is_kept in zip(rows.handles, mask, strict=True) if is_kept],
-        rows.slots[mask],
-        rows.starts[mask],
-        rows.ends[mask],
-        rows.is_sampling[mask],
-        rows.are_all_sampling,
-        rows.are_all_single,
-    )

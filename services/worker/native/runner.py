@@ -15,7 +15,8 @@ from services.common.errors import EngineError, ErrorReason
 from services.common.verify import require
 from services.worker.host_codec import PlainCodec
 from services.worker.host_tier import Bytes, HostTier
-from services.worker.native.request_table import PlannedRows, RequestTable, StepArrays
+from services.worker.native.request_table import RequestTable
+from services.worker.native.step_arrays import PlannedRows, StepArrays
 from services.worker.plan import BatchPlan, BlockId, Handle, RowError, SampledToken, StepResult, StepTimings
 from treadle_kernels.cpu import CpuModel, KvCache
 from treadle_kernels.cpu.sampling import NOT_FINITE
@@ -85,6 +86,11 @@ class NativeRunner:
         """Requests known now."""
         return len(self._requests)
 
+    @property
+    def handles(self) -> tuple[Handle, ...]:
+        """Those requests."""
+        return self._requests.handles
+
     def reset(self) -> None:
         """Forget every request; their blocks may then be given to others."""
         self._requests.clear()
@@ -133,14 +139,14 @@ class NativeRunner:
             return self._model.step(self._cache, arrays.rows, arrays.token_ids, arrays.sampling)
         logits = np.empty((len(arrays.sampling), self._model.shape.vocab_size), dtype=np.float32)
         sampled = self._model.step(self._cache, arrays.rows, arrays.token_ids, arrays.sampling, logits)
-        self._observe_logits(_sampling_handles(rows), logits)
+        self._observe_logits(rows.sampling_handles, logits)
         return sampled
 
     def _outcomes(
         self, rows: PlannedRows, arrays: StepArrays, sampled: npt.NDArray[np.int32]
     ) -> tuple[list[SampledToken], list[RowError]]:
         """Turn tokens into results; rows without one have failed."""
-        outcomes = zip(_sampling_handles(rows), sampled.tolist(), strict=True)
+        outcomes = zip(rows.sampling_handles, sampled.tolist(), strict=True)
         tokens = [SampledToken(handle, token_id) for handle, token_id in outcomes]
         if not (sampled == NOT_FINITE).any():
             return tokens, []
@@ -160,9 +166,3 @@ class NativeRunner:
             self._cache.memory[list(request.block_ids[num_kept:])] = _POISON
         for row in plan.rows:
             self._cache.memory[list(row.new_block_ids)] = _POISON
-
-
-def _sampling_handles(rows: PlannedRows) -> list[Handle]:
-    if rows.is_sampling.all():
-        return rows.handles
-    return [handle for handle, is_sampling in zip(rows.handles, rows.is_sampling.tolist(), strict=True) if is_sampling]
