@@ -85,7 +85,8 @@ class KVCacheAdminServicer(pb2_grpc.KVCacheAdminServiceServicer):
         context: object,  # noqa: ARG002
     ) -> pb2.ListLeasesResponse:
         """Return every lease."""
-        return pb2.ListLeasesResponse(leases=map(_to_lease, list_leases(self._manager, self._now_ms())))
+        leases = map(_to_lease, list_leases(self._manager, self._now_ms()))
+        return pb2.ListLeasesResponse(leases=leases, kv_cache_epoch=self._epoch)
 
     async def Fsck(self, request: pb2.FsckRequest, context: object) -> pb2.FsckResponse:  # noqa: ARG002
         """Compare, and release what is leaked if asked to."""
@@ -96,8 +97,10 @@ class KVCacheAdminServicer(pb2_grpc.KVCacheAdminServiceServicer):
         # With a broken law no release is known to be right.
         is_repaired = request.repair and report.broken_law is None
         if is_repaired:
+            chosen = frozenset(request.repair_handles)
             for lease in report.leaked:
-                self._manager.release(lease.handle)
+                if not chosen or lease.handle in chosen:
+                    self._manager.release(lease.handle)
         response = pb2.FsckResponse(
             leaked=map(_to_lease, report.leaked), broken_law=report.broken_law, is_repaired=is_repaired
         )

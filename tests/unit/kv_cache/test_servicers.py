@@ -235,6 +235,20 @@ async def test_fsck_reports_a_leak_and_releases_it_only_when_asked_to(tmp_path: 
     assert usage.num_held == 1
 
 
+async def test_repair_of_named_leaks_leaves_the_others(tmp_path: Path) -> None:
+    view = admin_pb2.HolderView(holder="scheduler", pool=POOL, handles=[1], is_owner=True)
+    async with serving(tmp_path) as client, client.session() as session:
+        await session.open_pool()
+        await session.send(admits=[admit(handle, [handle]) for handle in (1, 2, 3)])
+        repaired = await client.admin.Fsck(admin_pb2.FsckRequest(views=[view], repair=True, repair_handles=[1, 2]))
+        answer = await client.admin.ListLeases(admin_pb2.ListLeasesRequest())
+    assert repaired.is_repaired
+    assert [lease.handle for lease in repaired.leaked] == [2, 3]
+    # The scheduler knows 1, and nobody named 3.
+    assert [lease.handle for lease in answer.leases] == [1, 3]
+    assert answer.kv_cache_epoch == EPOCH
+
+
 async def test_service_reloads_its_quotas_file_and_keeps_the_old_quotas_when_it_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "quotas.yaml"
     path.write_text("quotas: [{tenant: acme, limit: 0.5}]")
