@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.common.errors import EngineError, ErrorReason, InvariantError
-from services.worker.plan import BatchPlan, StepResult
+from services.worker.plan import BatchPlan, Handle, StepResult
 
 
 class StepRunner(Protocol):
@@ -22,6 +22,11 @@ class StepRunner(Protocol):
     @property
     def num_requests(self) -> int:
         """Requests known now."""
+        ...
+
+    @property
+    def handles(self) -> tuple[Handle, ...]:
+        """Those requests."""
         ...
 
     def execute(self, plan: BatchPlan) -> StepResult:
@@ -89,6 +94,15 @@ class DeviceExecutor:
             EngineError: DRAINING: the executor is closed.
         """
         return self._enqueue(self._require_runner().reset)
+
+    def handles(self) -> "asyncio.Future[tuple[Handle, ...]]":
+        """Queue telling the requests known then.
+
+        Raises:
+            EngineError: DRAINING: the executor is closed.
+        """
+        runner = self._require_runner()
+        return self._enqueue(lambda: runner.handles)
 
     def num_requests(self) -> int:
         """Requests known now; a snapshot."""

@@ -103,6 +103,11 @@ class InputBatch:
     def __len__(self) -> int:
         return len(self._state_by_handle)
 
+    @property
+    def handles(self) -> tuple[Handle, ...]:
+        """Every request known."""
+        return tuple(self._state_by_handle)
+
     def clear(self) -> None:
         """Forget every request."""
         self._state_by_handle.clear()

@@ -59,6 +59,11 @@ class ModelRunner:
         """Requests known now."""
         return len(self._batch)
 
+    @property
+    def handles(self) -> tuple[Handle, ...]:
+        """Those requests."""
+        return self._batch.handles
+
     def reset(self) -> None:
         """Forget every request; their blocks may then be given to others."""
         self._batch.clear()

@@ -73,6 +73,11 @@ class FakeExecutor:
         future.set_result(None)
         return future
 
+    def handles(self) -> "asyncio.Future[tuple[int, ...]]":
+        future: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
+        future.set_result(tuple(self.requests))
+        return future
+
     def num_requests(self) -> int:
         return len(self.requests)
 

@@ -24,6 +24,11 @@ class FakeRunner:
     def num_requests(self) -> int:
         return len(self.log)
 
+    @property
+    def handles(self) -> tuple[object, ...]:
+        assert threading.current_thread() is self.thread
+        return tuple(self.log)
+
     def execute(self, plan: BatchPlan) -> StepResult:
         assert threading.current_thread() is self.thread
         self.entered.set()
@@ -43,6 +48,18 @@ async def started(**options) -> tuple[DeviceExecutor, FakeRunner]:
     runner = await executor.start()
     assert isinstance(runner, FakeRunner)
     return executor, runner
+
+
+async def test_handles_are_those_after_the_steps_that_were_submitted_before():
+    executor, runner = await started()
+    runner.gate.clear()
+    steps = [executor.submit(BatchPlan(1))]
+    handles = executor.handles()
+    steps.append(executor.submit(BatchPlan(2)))
+    runner.gate.set()
+    assert await handles == (1,)
+    assert [(await step).plan_id for step in steps] == [1, 2]
+    assert await executor.close()
 
 
 async def test_calls_run_in_the_order_they_were_made_on_a_thread_of_their_own():

@@ -90,6 +90,7 @@ def test_forgetting_an_unknown_handle_does_nothing():
     run(batch, plan(new=[new_request()]))
     run(batch, plan(finished=[8]))
     assert len(batch) == 1
+    assert batch.handles == (1,)
 
 
 def test_rows_of_a_failed_request_are_passed_over_and_reported():

@@ -120,6 +120,7 @@ def test_forgetting_an_unknown_handle_does_nothing():
     run(table, plan(new=[new_request()]))
     run(table, plan(finished=[8]))
     assert len(table) == 1
+    assert table.handles == (1,)
 
 
 def test_slots_and_tables_grow_as_requests_come_and_are_used_again():
