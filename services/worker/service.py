@@ -8,7 +8,7 @@ from services.worker.config import WorkerConfig
 from services.worker.device_executor import DeviceExecutor, StepRunner
 from services.worker.loaded_model import LoadedModel
 from services.worker.loading import load_model
-from services.worker.servicer import Capabilities, WorkerServicer
+from services.worker.servicer import Capabilities, WorkerAdminServicer, WorkerServicer
 
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -25,6 +25,7 @@ class WorkerService:
         self._executor = DeviceExecutor(self._load)
         self._servicer = WorkerServicer(self._clock, config.max_run_ahead_depth)
         self._servicer.register_on(server)
+        WorkerAdminServicer(self._servicer).register_on(server)
 
     async def run(self) -> None:
         """Load the model, then serve until cancelled.
@@ -43,8 +44,8 @@ class WorkerService:
             await self._executor.close(timeout_s=_CLOSE_TIMEOUT_S if self._loaded else 0.0)
 
     async def drain(self) -> None:
-        """Wait until the scheduler has closed its stream; it drains first."""
-        await self._servicer.stream_ended()
+        """Finish what runs here, while the scheduler sends nothing new; at once when it has gone already."""
+        await self._servicer.drain()
 
     def _load(self) -> StepRunner:
         self._loaded = load_model(self._config, self._clock)

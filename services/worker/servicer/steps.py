@@ -8,6 +8,7 @@ never waits for the device, so health answers during a step of any length.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 import grpc
@@ -15,7 +16,7 @@ import grpc
 from services.common.clock import Clock
 from services.common.errors import EngineError, ErrorReason
 from services.common.rpc.server import RpcServer
-from services.worker.plan import BatchPlan, StepResult
+from services.worker.plan import BatchPlan, Handle, StepResult
 from services.worker.servicer.plan_wire import Capabilities, from_plan, to_capabilities
 from treadle.worker.v1 import batch_plan_pb2
 from treadle.worker.v1 import worker_service_pb2 as pb2
@@ -31,6 +32,10 @@ class Executor(Protocol):
 
     def reset(self) -> Awaitable[None]:
         """Queue forgetting every request."""
+        ...
+
+    def handles(self) -> Awaitable[tuple[Handle, ...]]:
+        """Queue telling the requests known then."""
         ...
 
     def num_requests(self) -> int:
@@ -53,6 +58,7 @@ class WorkerServicer(pb2_grpc.WorkerServiceServicer):
         self._capabilities: Capabilities | None = None
         self._scheduler_epoch = 0
         self._stream: object | None = None
+        self._is_draining = asyncio.Event()
         self._stream_ended = asyncio.Event()
         self._stream_ended.set()
         self._num_steps = 0
@@ -68,9 +74,36 @@ class WorkerServicer(pb2_grpc.WorkerServiceServicer):
         self._executor = executor
         self._capabilities = capabilities
 
-    async def stream_ended(self) -> None:
-        """Wait until no scheduler is connected."""
+    async def drain(self) -> None:
+        """Ask the scheduler for nothing new, refuse other schedulers, and return when the stream has ended.
+
+        Cancellation: the worker goes on draining.
+        """
+        self._is_draining.set()
         await self._stream_ended.wait()
+
+    @property
+    def worker_epoch(self) -> int:
+        """Life of this process.
+
+        Raises:
+            EngineError: WORKER_UNAVAILABLE while loading.
+        """
+        return self._require_loaded()[1].worker_epoch
+
+    @property
+    def scheduler_epoch(self) -> int:
+        """Life of the scheduler whose plans are executed; 0: none is connected."""
+        return 0 if self._stream is None else self._scheduler_epoch
+
+    @property
+    def executor(self) -> Executor:
+        """The device.
+
+        Raises:
+            EngineError: WORKER_UNAVAILABLE while loading.
+        """
+        return self._require_loaded()[0]
 
     async def GetCapabilities(
         self,
@@ -94,6 +127,8 @@ class WorkerServicer(pb2_grpc.WorkerServiceServicer):
     ) -> None:
         """Execute the plans of one scheduler until it goes away."""
         executor, capabilities = self._require_loaded()
+        if self._is_draining.is_set():
+            raise EngineError(ErrorReason.DRAINING, "The worker is stopping.")
         hello = await _read_hello(request_iterator)
         self._check_hello(hello)
         self._scheduler_epoch = hello.scheduler_epoch
@@ -117,24 +152,35 @@ class WorkerServicer(pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[Any, Any],
         run_ahead_depth: int,
     ) -> None:
-        # Bounded by what the scheduler promised to have in flight.
-        steps: asyncio.Queue[_Step | None] = asyncio.Queue(maxsize=run_ahead_depth)
+        # Bounded by what the scheduler promised to have in flight, and the announcement.
+        steps: asyncio.Queue[_Step | _Mark] = asyncio.Queue(maxsize=run_ahead_depth + 1)
 
         async def receive() -> None:
             async for request in request_iterator:
                 if self._stream is not stream:
                     raise EngineError(ErrorReason.STALE_EPOCH, "Another scheduler has taken over this worker.")
+                if request.WhichOneof("message") == "drained":
+                    break
                 plan = self._check_plan(request)
                 await steps.put(_Step(executor.submit(from_plan(plan)), self._clock.monotonic_s()))
-            await steps.put(None)
+            await steps.put(_Mark.END)
+
+        async def announce() -> None:
+            await self._is_draining.wait()
+            await steps.put(_Mark.DRAINING)
 
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(receive())
-                while (step := await steps.get()) is not None:
+                announcing = tasks.create_task(announce())
+                while (step := await steps.get()) is not _Mark.END:
+                    if step is _Mark.DRAINING:
+                        await context.write(pb2.RunStepsResponse(draining=pb2.Draining()))
+                        continue
                     result = await step.result
                     elapsed_s = self._clock.monotonic_s() - step.arrived_s
                     await context.write(pb2.RunStepsResponse(result=self._to_result(result, elapsed_s)))
+                announcing.cancel()
         except* EngineError as errors:
             raise errors.exceptions[0] from errors
 
@@ -170,6 +216,13 @@ class WorkerServicer(pb2_grpc.WorkerServiceServicer):
             device_time_us=round(device_time_s * 1e6),
             queue_time_us=max(0, round((elapsed_s - device_time_s) * 1e6)),
         )
+
+
+class _Mark(Enum):
+    """What happens on a stream besides steps."""
+
+    DRAINING = "draining"  # the worker is about to stop
+    END = "end"  # the scheduler has said all
 
 
 @dataclass(frozen=True, slots=True)
