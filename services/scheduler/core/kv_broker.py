@@ -10,9 +10,8 @@ that dead row writes its slots before any row of the block's next owner can, and
 only positions of applied results are committed and a row in flight lies behind those.
 """
 
-from collections.abc import Iterator
-
 from services.common.verify import require
+from services.scheduler.core.admission_turns import AdmissionTurns
 from services.scheduler.core.kv_messages import (
     Admit,
     AdmitGranted,
@@ -26,15 +25,7 @@ from services.scheduler.core.kv_messages import (
 from services.scheduler.core.kv_outbox import KVOutbox
 from services.scheduler.core.lane import AdmissionHold, Lane
 from services.scheduler.core.limits import SchedulerLimits
-from services.scheduler.core.placement import (
-    can_run_on,
-    choose_lane,
-    max_known_tokens_on,
-    max_places,
-    num_reserved_places,
-    open_lanes,
-    why_no_lane,
-)
+from services.scheduler.core.placement import max_known_tokens_on
 from services.scheduler.core.policies.protocol import Policy
 from services.scheduler.core.preemption import choose_victim, find_displaceable
 from services.scheduler.core.request import NEVER, Request, RequestStatus
@@ -66,6 +57,7 @@ class KVBroker:
         self._next_handle = first_handle
         self._book = book
         self._lane_by_worker = lane_by_worker
+        self._turns = AdmissionTurns(limits, policy, book, lane_by_worker, self._take_place)
         self._outbox = KVOutbox()
         self._uncommitted: dict[Request, None] = {}
         self._asking_lane_by_handle: dict[int, Lane] = {}
@@ -138,7 +130,7 @@ class KVBroker:
             return None
         while self._uncommitted:
             self._commit_if_due(next(iter(self._uncommitted)))
-        return self._outbox.take_message(list(self._ask_admissions()))
+        return self._outbox.take_message([self._ask_admission(request, lane) for request, lane in self._turns.choose()])
 
     def apply_reply(self, reply: KVReply) -> None:
         """Take grants up, and find blocks elsewhere for what was denied."""
@@ -160,48 +152,6 @@ class KVBroker:
                 self._find_blocks(denied.handle)
         is_complete = not self._asking_lane_by_handle
         require(is_complete, "every admit is answered", unanswered=len(self._asking_lane_by_handle))
-
-    def _ask_admissions(self) -> Iterator[Admit]:
-        """Ask for whom the policy puts first, while a lane has a place or one can be made.
-
-        While several tenants contend, those that have their share of the places leave a few free, so that one that has
-        less finds a place at once, and does not wait for a long answer to end. Classes come first all the same: nobody
-        of a lower class goes before one that is held back for that.
-        """
-        lanes = self._lane_by_worker.values()
-        closed_models: set[str] = set()
-        held_tenants: set[str] = set()
-        held_level: int | None = None
-        num_places = sum(max_places(lane, self._limits) for lane in lanes)
-        has_reserve = self._policy.has_tenants and not self._book.ledger.is_alone(self._book.now_ms)
-        while (request := self._book.peek(closed_models, held_tenants)) is not None:
-            if held_level not in (None, self._policy.level_of(request)):
-                break
-            keeps_reserve = has_reserve and self._book.ledger.has_its_places(request.account, num_places)
-            candidates = open_lanes(lanes, request, self._limits, keeps_reserve=keeps_reserve)
-            lane = choose_lane(candidates, lanes, request) or self._make_place(request, keeps_reserve=keeps_reserve)
-            if lane is not None:
-                yield self._ask_admission(request, lane)
-            elif keeps_reserve and open_lanes(lanes, request, self._limits, keeps_reserve=False):
-                held_tenants.add(request.submission.tenant)
-                request.timeline.note_blocked(self._book.now_ms, BlockedCause.NO_PLACE)
-                held_level = self._policy.level_of(request)
-            else:
-                closed_models.add(request.submission.model)
-                cause = why_no_lane(lanes, request, self._limits)
-                request.timeline.note_blocked(self._book.now_ms, cause)
-
-    def _make_place(self, request: Request, *, keeps_reserve: bool) -> Lane | None:
-        """Preempt one request whose place ``request`` may take; return the lane where it was, None if there is none."""
-        for lane in self._lane_by_worker.values():
-            num_reserved = num_reserved_places(lane, self._limits) if keeps_reserve else 0
-            is_full = lane.num_places_taken >= max_places(lane, self._limits) - num_reserved
-            if (is_full or not lane.is_admitting_allowed) and not lane.is_draining and can_run_on(lane, request):
-                displaceable = find_displaceable(request, lane.running.values(), self._policy)
-                if displaceable:
-                    self._displace(displaceable[0], request, PreemptionCause.PLACE_TAKEN)
-                    return lane
-        return None
 
     def _ask_admission(self, request: Request, lane: Lane) -> Admit:
         self._book.choose(request)
@@ -298,6 +248,9 @@ class KVBroker:
         self.leave(victim, RequestStatus.PREEMPTED)
         self._note_preempted(victim, cause, by.timeline.peer, num_lost_tokens)
         self._book.return_preempted(victim)
+
+    def _take_place(self, victim: Request, by: Request) -> None:
+        self._displace(victim, by, PreemptionCause.PLACE_TAKEN)
 
     def _displace(self, victim: Request, by: Request, cause: PreemptionCause) -> None:
         """Preempt ``victim`` in favour of the waiting request ``by``, which therefore is not to be held back."""
