@@ -8,6 +8,9 @@ what this worker has computed for the handle so far::
     position   0 ........ num_computed_tokens ........ start ........ start + num_scheduled_tokens
                | prefix hit: KV is present | earlier rows |  this row  |  token sampled from here is
                                                                           appended, if is_sampling
+
+A row that may draft computes further positions, whose tokens are guessed, and samples after each of them too. Tokens
+count up to the first that is not the one guessed for its place, so a step may append several.
 """
 
 from dataclasses import dataclass
@@ -76,12 +79,15 @@ class ScheduledRow:
         num_scheduled_tokens: How many positions to compute, at least 1.
         new_block_ids: Appended to its block table before the step.
         is_sampling: Whether the token after the row's last position is sampled.
+        max_draft_tokens: Positions beyond that may be computed for guessed tokens; there are slots for them. Only
+            with ``is_sampling``.
     """
 
     handle: Handle
     num_scheduled_tokens: int
     new_block_ids: tuple[BlockId, ...] = ()
     is_sampling: bool = False
+    max_draft_tokens: int = 0
 
 
 class CopyDirection(Enum):
@@ -127,10 +133,18 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The token that a sampling row ended with."""
+    """A token that a sampling row ended with; the first of several, if drafts of it came true."""
 
     handle: Handle
     token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowDraft:
+    """A row whose next ``num_tokens`` tokens were guessed; how many came true is told by how many were sampled."""
+
+    handle: Handle
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +170,16 @@ class StepResult:
 
     Attributes:
         plan_id: Of the plan.
-        sampled: One entry per sampling row that succeeded, in row order.
+        sampled: The tokens in row order: of a sampling row that succeeded one, and one more for each draft that came
+            true.
         timings: Where the time went.
-        row_errors: One entry per sampling row that failed; such a request cannot go on.
+        row_errors: One entry per sampling row that failed; such a request cannot go on after what it has in
+            ``sampled``.
+        drafts: One entry per row that drafted.
     """
 
     plan_id: int
     sampled: tuple[SampledToken, ...]
     timings: StepTimings
     row_errors: tuple[RowError, ...] = ()
+    drafts: tuple[RowDraft, ...] = ()

@@ -4,7 +4,8 @@ Owns: which slot of the columns each handle has, and the laws of plans. Guarante
 checked as a whole before anything changes; the laws are those of ``services.worker.input_batch``.
 
 Of the tokens sampled here only the last is kept. No step needs another one: a row may sample only when it ends at the
-last known token, so every known token before the sampled one is computed, and the next row is that one token.
+last known token, so every known token before the last sampled one is computed (drafts that came true included), and
+the next row is that one token. Those who draft keep a history of their own (:mod:`drafter`).
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from services.common.verify import require
 from services.worker.native.request_columns import Int32s, RequestColumns
-from services.worker.native.step_arrays import PlannedRows, StepArrayMaker, StepArrays
+from services.worker.native.step_arrays import Drafts, PlannedRows, StepArrayMaker, StepArrays
 from services.worker.plan import NULL_BLOCK, BatchPlan, Handle, NewRequest
 
 
@@ -81,17 +82,28 @@ class RequestTable:
         failed_handles = [handle for handle, is_over in zip(rows.handles, passed_over, strict=True) if is_over]
         return rows.select(~has_failed), failed_handles
 
-    def step_arrays(self, rows: PlannedRows) -> StepArrays:
-        """Make a step's arrays. Pure."""
-        return self._arrays.make(rows)
+    def step_arrays(self, rows: PlannedRows, drafts: Drafts | None = None) -> StepArrays:
+        """Make a step's arrays; ``drafts`` is not None only if some row drafts. Pure."""
+        return self._arrays.make(rows, drafts)
 
-    def advance(self, rows: PlannedRows, sampled: Int32s) -> None:
-        """Record that rows were computed and, for the sampling ones in order, the tokens that they ended with."""
+    def advance(self, rows: PlannedRows, last_tokens: Int32s, num_tokens: Int32s | None = None) -> None:
+        """Record that rows were computed.
+
+        Args:
+            rows: All that were.
+            last_tokens: For each sampling row, in order, the last token that counts.
+            num_tokens: And how many count, those before the last being drafts that came true; None: one each.
+        """
         self._columns.num_computed[rows.slots] = rows.ends
         chosen = rows.sampling_slots
-        self._columns.last_token[chosen] = sampled
-        self._columns.num_known[chosen] += 1
-        self._columns.position[chosen] += 1
+        self._columns.last_token[chosen] = last_tokens
+        if num_tokens is None:
+            self._columns.num_known[chosen] += 1
+            self._columns.position[chosen] += 1
+        else:
+            self._columns.num_computed[chosen] += num_tokens - 1
+            self._columns.num_known[chosen] += num_tokens
+            self._columns.position[chosen] += num_tokens.astype(np.uint64)
 
     def fail(self, handles: Sequence[Handle]) -> None:
         """Mark requests that cannot go on, so that rows of theirs already under way do no harm."""
@@ -137,6 +149,7 @@ class RequestTable:
             require(False, "a handle has two rows in a plan", plan_id=plan.plan_id, handle=twice)
         slot_array = np.array(slots, dtype=np.intp)
         counts, is_sampling = [row.num_scheduled_tokens for row in plan.rows], [row.is_sampling for row in plan.rows]
+        max_drafts = [row.max_draft_tokens for row in plan.rows]
         starts = self._columns.num_computed[slot_array]
         rows = PlannedRows(
             handles,
@@ -146,6 +159,7 @@ class RequestTable:
             np.array(is_sampling, dtype=np.bool_),
             all(is_sampling),
             counts.count(1) == len(counts),
+            np.array(max_drafts, dtype=np.int32) if any(max_drafts) else None,
         )
         if not any([row.new_block_ids for row in plan.rows]):
             return rows, None
@@ -162,7 +176,11 @@ class RequestTable:
         if num_new_blocks is not None:
             num_blocks = self._columns.num_blocks[rows.slots] + num_new_blocks
             num_slots = np.minimum(num_blocks * self._block_size, self._max_positions)
-        is_wrong = rows.ends > num_slots
+        if rows.max_drafts is None:
+            is_wrong = rows.ends > num_slots
+        else:
+            is_wrong = (rows.ends + rows.max_drafts > num_slots) | (rows.max_drafts < 0)
+            is_wrong |= (rows.max_drafts > 0) & ~rows.is_sampling
         if rows.are_all_sampling:
             is_wrong |= rows.ends != num_known
         else:
@@ -187,6 +205,9 @@ class RequestTable:
         where = {"plan_id": plan.plan_id, "handle": row.handle, "end": end}
         require(end > start, "a row must compute at least one token", **where)
         require(end <= num_known, "a row goes past the known tokens", num_known_tokens=num_known, **where)
+        may_draft = row.max_draft_tokens == 0 or (row.is_sampling and row.max_draft_tokens > 0)
+        require(may_draft, "only a sampling row may draft", max_draft_tokens=row.max_draft_tokens, **where)
+        end = where["end"] = end + row.max_draft_tokens
         require(end <= num_slots, "a row's slot is missing in the block table", num_slots=num_slots, **where)
         require(end <= self._max_positions, "a row goes past the model's length", **where)
         require(False, "a sampling row ends before the last known token", num_known_tokens=num_known, **where)
