@@ -11,6 +11,7 @@ Backend = Literal["auto", "native", "torch"]
 Quantization = Literal["none", "int8", "int4"]
 KvDtype = Literal["auto", "bfloat16", "float32", "int8"]
 SwapCompression = Literal["none", "int8"]
+Speculation = Literal["none", "ngram"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,20 @@ class WorkerConfig(ServiceConfig):
     num_threads: int = 0
     """Compute threads; 0: one a core."""
 
+    speculation: Speculation = "none"
+    """Whether tokens are guessed in advance and verified in the same step, which changes no output: `ngram` guesses
+    what followed the last tokens of a request when they occurred before in it. Pays where text repeats itself; `native`
+    only."""
+
+    speculation_tokens: int = 4
+    """Most tokens guessed for a row."""
+
+    speculation_min_ngram: int = 2
+    """Fewest last tokens that must have occurred before; fewer mean more guesses, more of them wrong."""
+
+    speculation_max_ngram: int = 4
+    """Most last tokens that are compared; the longest match is taken."""
+
     poison_new_blocks: bool = False
     """Fill blocks with NaN before a request gets them, so that a read of stale memory shows; for tests."""
 
@@ -90,3 +105,10 @@ class WorkerConfig(ServiceConfig):
         require_config(self.max_num_batched_tokens >= 1, "max_num_batched_tokens", "must be at least 1")
         require_config(self.max_run_ahead_depth >= 1, "max_run_ahead_depth", "must be at least 1")
         require_config(self.num_threads >= 0, "num_threads", "must not be negative")
+        require_config(1 <= self.speculation_tokens <= 32, "speculation_tokens", "must be in 1..32")
+        lengths = 1 <= self.speculation_min_ngram <= self.speculation_max_ngram <= 16
+        require_config(
+            lengths,
+            "speculation_min_ngram",
+            "must be at least 1 and at most speculation_max_ngram, which is at most 16",
+        )

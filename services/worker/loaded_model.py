@@ -19,6 +19,7 @@ class LoadedModel:
         dtype: Number format of most weights, for people.
         num_host_blocks: Blocks of the host tier.
         host_costs: What restoring and computing cost; None without a host tier.
+        max_draft_tokens: Tokens that it may guess for a row and verify in the same step; 0: it does not guess.
     """
 
     runner: StepRunner
@@ -29,3 +30,4 @@ class LoadedModel:
     dtype: str
     num_host_blocks: int = 0
     host_costs: HostCosts | None = None
+    max_draft_tokens: int = 0

@@ -66,4 +66,5 @@ class WorkerService:
             num_host_blocks=loaded.num_host_blocks,
             block_restore_us=loaded.host_costs.block_restore_us if loaded.host_costs else 0.0,
             token_prefill_us=loaded.host_costs.token_prefill_us if loaded.host_costs else 0.0,
+            max_draft_tokens=loaded.max_draft_tokens,
         )

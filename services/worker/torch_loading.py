@@ -71,6 +71,10 @@ def load_torch(
 
 
 def _refuse_native_options(config: WorkerConfig) -> None:
+    if config.speculation != "none":
+        # Its matrix products may round otherwise for more rows, so a token might not be that without drafts.
+        text = f"speculation {config.speculation} needs the native backend, whose tokens do not depend on the step"
+        raise EngineError(ErrorReason.INVALID_CONFIG, text, field="speculation")
     if config.quantization != "none":
         text = f"quantization {config.quantization} needs the native backend"
         raise EngineError(ErrorReason.INVALID_CONFIG, text, field="quantization")

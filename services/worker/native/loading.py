@@ -6,11 +6,13 @@ from collections import Counter
 from services.common.clock import Clock
 from services.common.errors import EngineError, ErrorReason
 from services.worker.config import WorkerConfig
+from services.worker.drafting import DraftSettings
 from services.worker.host_codec import BlockCodec, NumberFormat, make_codec
 from services.worker.host_memory import available_bytes
 from services.worker.host_tier import HostTier
 from services.worker.kv_budget import plan_max_model_len, plan_num_blocks, plan_num_host_blocks
 from services.worker.loaded_model import LoadedModel
+from services.worker.native.drafter import Drafter
 from services.worker.native.packed_file import Bytes, candidate_paths, open_or_pack
 from services.worker.native.packing import pack_tensors
 from services.worker.native.recipe import Recipe, make_recipe
@@ -50,12 +52,14 @@ def load_native(
     )
     model = build_native_model(config, checkpoint, recipe, packed, max_positions=max_model_len)
     cache = KvCache(kv_shape, num_blocks)
+    settings = draft_settings(config)
     runner = NativeRunner(
         model,
         cache,
         max_positions=max_model_len,
         host_tier=HostTier(num_host_blocks, codec, KvBlocks(cache)),
         is_poisoned=config.poison_new_blocks,
+        drafter=None if settings is None else Drafter(settings),
         clock=clock,
     )
     return LoadedModel(
@@ -66,7 +70,15 @@ def load_native(
         max_model_len=max_model_len,
         dtype=_commonest_format(recipe),
         num_host_blocks=num_host_blocks,
+        max_draft_tokens=0 if settings is None else settings.max_draft_tokens,
     )
+
+
+def draft_settings(config: WorkerConfig) -> DraftSettings | None:
+    """Say what is guessed in advance; None: nothing. Pure."""
+    if config.speculation == "none":
+        return None
+    return DraftSettings(config.speculation_tokens, config.speculation_min_ngram, config.speculation_max_ngram)
 
 
 def build_native_model(

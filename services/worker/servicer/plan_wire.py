@@ -40,6 +40,7 @@ class Capabilities:
     num_host_blocks: int = 0
     block_restore_us: float = 0.0
     token_prefill_us: float = 0.0
+    max_draft_tokens: int = 0
 
 
 def from_plan(plan: batch_plan_pb2.BatchPlan) -> BatchPlan:
@@ -48,13 +49,18 @@ def from_plan(plan: batch_plan_pb2.BatchPlan) -> BatchPlan:
     Raises:
         EngineError: INVALID_REQUEST; a copy does not say its direction.
     """
-    steady = (ScheduledRow(Handle(handle), 1, (), is_sampling=True) for handle in plan.steady_handles)
+    max_drafts = plan.steady_max_draft_tokens
+    steady = (
+        ScheduledRow(Handle(handle), 1, (), is_sampling=True, max_draft_tokens=max_drafts)
+        for handle in plan.steady_handles
+    )
     rows = (
         ScheduledRow(
             Handle(row.handle),
             row.num_scheduled_tokens,
             tuple(BlockId(block_id) for block_id in row.new_block_ids),
             row.is_sampling,
+            row.max_draft_tokens,
         )
         for row in plan.rows
     )
@@ -110,4 +116,5 @@ def to_capabilities(capabilities: Capabilities) -> pb2.Capabilities:
         num_host_blocks=capabilities.num_host_blocks,
         block_restore_us=capabilities.block_restore_us,
         token_prefill_us=capabilities.token_prefill_us,
+        max_draft_tokens=capabilities.max_draft_tokens,
     )

@@ -8,7 +8,6 @@ never waits for the device, so health answers during a step of any length.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Protocol
 
 import grpc
@@ -152,8 +151,14 @@ class WorkerServicer(pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[Any, Any],
         run_ahead_depth: int,
     ) -> None:
-        # Bounded by what the scheduler promised to have in flight, and the announcement.
-        steps: asyncio.Queue[_Step | _Mark] = asyncio.Queue(maxsize=run_ahead_depth + 1)
+        # Bounded by what the scheduler promised to have in flight.
+        steps: asyncio.Queue[_Step | None] = asyncio.Queue(maxsize=run_ahead_depth)
+        # A stream takes one write at a time, and the announcement is not to wait for the step that runs.
+        writing = asyncio.Lock()
+
+        async def write(response: pb2.RunStepsResponse) -> None:
+            async with writing:
+                await context.write(response)
 
         async def receive() -> None:
             async for request in request_iterator:
@@ -163,23 +168,20 @@ class WorkerServicer(pb2_grpc.WorkerServiceServicer):
                     break
                 plan = self._check_plan(request)
                 await steps.put(_Step(executor.submit(from_plan(plan)), self._clock.monotonic_s()))
-            await steps.put(_Mark.END)
+            await steps.put(None)
 
         async def announce() -> None:
             await self._is_draining.wait()
-            await steps.put(_Mark.DRAINING)
+            await write(pb2.RunStepsResponse(draining=pb2.Draining()))
 
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(receive())
                 announcing = tasks.create_task(announce())
-                while (step := await steps.get()) is not _Mark.END:
-                    if step is _Mark.DRAINING:
-                        await context.write(pb2.RunStepsResponse(draining=pb2.Draining()))
-                        continue
+                while (step := await steps.get()) is not None:
                     result = await step.result
                     elapsed_s = self._clock.monotonic_s() - step.arrived_s
-                    await context.write(pb2.RunStepsResponse(result=self._to_result(result, elapsed_s)))
+                    await write(pb2.RunStepsResponse(result=self._to_result(result, elapsed_s)))
                 announcing.cancel()
         except* EngineError as errors:
             raise errors.exceptions[0] from errors
@@ -215,14 +217,9 @@ class WorkerServicer(pb2_grpc.WorkerServiceServicer):
             failed_handles=[error.handle for error in result.row_errors],
             device_time_us=round(device_time_s * 1e6),
             queue_time_us=max(0, round((elapsed_s - device_time_s) * 1e6)),
+            drafting_handles=[draft.handle for draft in result.drafts],
+            num_draft_tokens=[draft.num_tokens for draft in result.drafts],
         )
-
-
-class _Mark(Enum):
-    """What happens on a stream besides steps."""
-
-    DRAINING = "draining"  # the worker is about to stop
-    END = "end"  # the scheduler has said all
 
 
 @dataclass(frozen=True, slots=True)

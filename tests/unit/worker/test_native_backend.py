@@ -9,8 +9,10 @@ import pytest
 
 from services.common.errors import EngineError, ErrorReason
 from services.worker.config import WorkerConfig
+from services.worker.drafting import DraftSettings
 from services.worker.loading import why_not_native
 from services.worker.model_runner import ModelRunner
+from services.worker.native.loading import draft_settings
 from services.worker.native.runner import NativeRunner
 from services.worker.weights import open_checkpoint
 from tests.unit.worker.native_models import load, write_model
@@ -86,6 +88,9 @@ def test_native_is_passed_over_where_the_library_was_not_built(tmp_path, monkeyp
     ("options", "problem"),
     [
         ({"backend": "torch", "quantization": "int8"}, "quantization int8 needs the native backend"),
+        ({"backend": "torch", "speculation": "ngram"}, "speculation ngram needs the native backend"),
+        ({"speculation_tokens": 0}, "must be in 1..32"),
+        ({"speculation_min_ngram": 5}, "must be at least 1 and at most speculation_max_ngram"),
         ({"backend": "torch", "kv_dtype": "int8"}, "kv_dtype int8 with dtype bfloat16 needs the native backend"),
         ({"dtype": "float32", "quantization": "int4"}, "dtype float32 asks for weights without any"),
         ({"max_model_len": 513}, "max_model_len is 513, but the model was made for 512"),
@@ -139,3 +144,14 @@ def test_loaded_model_tells_how_its_weights_run(tmp_path):
     assert [loaded.dtype for loaded in facts] == ["q8_0", "f32", "f32", "q8_0", "q4_1"]
     # Converted weights give other tokens, so they are other weights to prefix caches and replays.
     assert [loaded.weight_version.removeprefix(version) for loaded in facts[1:]] == ["", "-float32", "-int8", "-int4"]
+
+
+def test_worker_tells_how_many_tokens_it_guesses_and_none_by_default(tmp_path):
+    path = write_model(tmp_path)
+    assert load(path).max_draft_tokens == 0
+    assert load(path, speculation="ngram", speculation_tokens=3).max_draft_tokens == 3
+
+
+def test_loaded_model_guesses_by_the_configured_lengths(tmp_path):
+    config = WorkerConfig(listen="unix:/unused", model="m", speculation="ngram", speculation_max_ngram=6)
+    assert draft_settings(config) == DraftSettings(max_draft_tokens=4, min_ngram=2, max_ngram=6)

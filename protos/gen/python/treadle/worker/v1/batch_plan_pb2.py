@@ -26,7 +26,7 @@ from treadle.common.v1 import sampling_pb2 as treadle_dot_common_dot_v1_dot_samp
 from treadle.kv_cache.v1 import block_pb2 as treadle_dot_kv__cache_dot_v1_dot_block__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"treadle/worker/v1/batch_plan.proto\x12\x11treadle.worker.v1\x1a treadle/common/v1/sampling.proto\x1a\x1ftreadle/kv_cache/v1/block.proto\"\x94\x02\n\tBatchPlan\x12\x0f\n\x07plan_id\x18\x01 \x01(\x04\x12\x11\n\tprev_hash\x18\x02 \x01(\x0c\x12\x17\n\x0fscheduler_epoch\x18\x03 \x01(\x04\x12\x18\n\x10\x66inished_handles\x18\x04 \x03(\x04\x12\x33\n\x0cnew_requests\x18\x05 \x03(\x0b\x32\x1d.treadle.worker.v1.NewRequest\x12\x16\n\x0esteady_handles\x18\x06 \x03(\x04\x12-\n\x04rows\x18\x07 \x03(\x0b\x32\x1f.treadle.worker.v1.ScheduledRow\x12\x34\n\x0c\x62lock_copies\x18\x08 \x03(\x0b\x32\x1e.treadle.kv_cache.v1.BlockCopy\"\xfc\x01\n\nNewRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x33\n\x08sampling\x18\x05 \x01(\x0b\x32!.treadle.common.v1.SamplingParams\x12\x14\n\x0csample_index\x18\x06 \x01(\r\x12\x34\n\x0b\x62lock_table\x18\x07 \x01(\x0b\x32\x1f.treadle.kv_cache.v1.BlockTable\x12\x1b\n\x13num_computed_tokens\x18\x08 \x01(\r\"h\n\x0cScheduledRow\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x1c\n\x14num_scheduled_tokens\x18\x02 \x01(\r\x12\x15\n\rnew_block_ids\x18\x03 \x03(\r\x12\x13\n\x0bis_sampling\x18\x04 \x01(\x08\"\x98\x01\n\nStepResult\x12\x0f\n\x07plan_id\x18\x01 \x01(\x04\x12\x17\n\x0fsampled_handles\x18\x02 \x03(\x04\x12\x19\n\x11sampled_token_ids\x18\x03 \x03(\r\x12\x16\n\x0e\x66\x61iled_handles\x18\x04 \x03(\x04\x12\x16\n\x0e\x64\x65vice_time_us\x18\x05 \x01(\r\x12\x15\n\rqueue_time_us\x18\x06 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"treadle/worker/v1/batch_plan.proto\x12\x11treadle.worker.v1\x1a treadle/common/v1/sampling.proto\x1a\x1ftreadle/kv_cache/v1/block.proto\"\xb5\x02\n\tBatchPlan\x12\x0f\n\x07plan_id\x18\x01 \x01(\x04\x12\x11\n\tprev_hash\x18\x02 \x01(\x0c\x12\x17\n\x0fscheduler_epoch\x18\x03 \x01(\x04\x12\x18\n\x10\x66inished_handles\x18\x04 \x03(\x04\x12\x33\n\x0cnew_requests\x18\x05 \x03(\x0b\x32\x1d.treadle.worker.v1.NewRequest\x12\x16\n\x0esteady_handles\x18\x06 \x03(\x04\x12-\n\x04rows\x18\x07 \x03(\x0b\x32\x1f.treadle.worker.v1.ScheduledRow\x12\x34\n\x0c\x62lock_copies\x18\x08 \x03(\x0b\x32\x1e.treadle.kv_cache.v1.BlockCopy\x12\x1f\n\x17steady_max_draft_tokens\x18\t \x01(\r\"\xfc\x01\n\nNewRequest\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x33\n\x08sampling\x18\x05 \x01(\x0b\x32!.treadle.common.v1.SamplingParams\x12\x14\n\x0csample_index\x18\x06 \x01(\r\x12\x34\n\x0b\x62lock_table\x18\x07 \x01(\x0b\x32\x1f.treadle.kv_cache.v1.BlockTable\x12\x1b\n\x13num_computed_tokens\x18\x08 \x01(\r\"\x82\x01\n\x0cScheduledRow\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x1c\n\x14num_scheduled_tokens\x18\x02 \x01(\r\x12\x15\n\rnew_block_ids\x18\x03 \x03(\r\x12\x13\n\x0bis_sampling\x18\x04 \x01(\x08\x12\x18\n\x10max_draft_tokens\x18\x05 \x01(\r\"\xcc\x01\n\nStepResult\x12\x0f\n\x07plan_id\x18\x01 \x01(\x04\x12\x17\n\x0fsampled_handles\x18\x02 \x03(\x04\x12\x19\n\x11sampled_token_ids\x18\x03 \x03(\r\x12\x16\n\x0e\x66\x61iled_handles\x18\x04 \x03(\x04\x12\x16\n\x0e\x64\x65vice_time_us\x18\x05 \x01(\r\x12\x15\n\rqueue_time_us\x18\x06 \x01(\r\x12\x18\n\x10\x64rafting_handles\x18\x07 \x03(\x04\x12\x18\n\x10num_draft_tokens\x18\x08 \x03(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,11 +34,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'treadle.worker.v1.batch_pla
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_BATCHPLAN']._serialized_start=125
-  _globals['_BATCHPLAN']._serialized_end=401
-  _globals['_NEWREQUEST']._serialized_start=404
-  _globals['_NEWREQUEST']._serialized_end=656
-  _globals['_SCHEDULEDROW']._serialized_start=658
-  _globals['_SCHEDULEDROW']._serialized_end=762
-  _globals['_STEPRESULT']._serialized_start=765
-  _globals['_STEPRESULT']._serialized_end=917
+  _globals['_BATCHPLAN']._serialized_end=434
+  _globals['_NEWREQUEST']._serialized_start=437
+  _globals['_NEWREQUEST']._serialized_end=689
+  _globals['_SCHEDULEDROW']._serialized_start=692
+  _globals['_SCHEDULEDROW']._serialized_end=822
+  _globals['_STEPRESULT']._serialized_start=825
+  _globals['_STEPRESULT']._serialized_end=1029
 # @@protoc_insertion_point(module_scope)
