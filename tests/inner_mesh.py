@@ -14,10 +14,11 @@ from services.common.epoch import new_epoch
 from services.common.rpc.server import RpcServer
 from services.gateway.remote import RemoteScheduler
 from services.kv_cache.core.manager import KVCacheManager
-from services.kv_cache.servicer import KVCacheServicer
+from services.kv_cache.event_feed import EventFeed
+from services.kv_cache.servicer import KVCacheAdminServicer, KVCacheServicer
 from services.scheduler.config import SchedulerConfig
 from services.scheduler.service import SchedulerService
-from services.worker.servicer import Capabilities, WorkerServicer
+from services.worker.servicer import Capabilities, WorkerAdminServicer, WorkerServicer
 from tests.fakes.fake_executor import FakeExecutor
 
 MODEL = "fake"
@@ -36,6 +37,7 @@ class InnerMesh:
         flags: Fields of the scheduler's config.
         scheduler: The gateway's view.
         executors: The fake devices by worker.
+        workers: The servicers of the workers that live now.
         manager: The core of the KV-cache manager that lives now.
     """
 
@@ -46,6 +48,7 @@ class InnerMesh:
     num_host_blocks: int = 0
     flags: dict[str, object] = field(default_factory=dict)
     executors: dict[str, FakeExecutor] = field(default_factory=dict)
+    workers: dict[str, WorkerServicer] = field(default_factory=dict)
     manager: KVCacheManager | None = None
     scheduler: RemoteScheduler | None = None
     _stacks: dict[str, contextlib.AsyncExitStack] = field(default_factory=dict)
@@ -53,13 +56,15 @@ class InnerMesh:
     async def start_kv_cache(self) -> None:
         epoch = new_epoch(SystemClock())
         self.manager = KVCacheManager(epoch)
-        servicer = KVCacheServicer(self.manager, epoch)
-        await self._serve("kv_cache", "kv_cache", epoch, servicer.register_on)
+        clock, feed = SystemClock(), EventFeed(self.manager)
+        servicer = KVCacheServicer(self.manager, epoch, clock, feed.announce)
+        admin = KVCacheAdminServicer(self.manager, feed, epoch, clock)
+        await self._serve("kv_cache", "kv_cache", epoch, servicer.register_on, admin.register_on)
 
     async def start_worker(self, name: str) -> None:
         epoch = new_epoch(SystemClock())
         executor = self.executors[name] = FakeExecutor()
-        servicer = WorkerServicer(SystemClock(), max_run_ahead_depth=4)
+        servicer = self.workers[name] = WorkerServicer(SystemClock(), max_run_ahead_depth=4)
         facts = {"block_size": 16, "max_num_batched_tokens": 512, "device": "fake", "dtype": "none"}
         servicer.loaded(
             executor,
@@ -76,7 +81,7 @@ class InnerMesh:
                 **facts,
             ),
         )
-        await self._serve(name, "worker", epoch, servicer.register_on)
+        await self._serve(name, "worker", epoch, servicer.register_on, WorkerAdminServicer(servicer).register_on)
 
     def scheduler_config(self) -> SchedulerConfig:
         workers = tuple(f"worker-{i}=unix:{self.folder}/worker-{i}" for i in range(self.num_workers))
@@ -105,10 +110,16 @@ class InnerMesh:
         for name in reversed(list(self._stacks)):
             await self.stop(name)
 
-    async def _serve(self, name, service, epoch, register) -> None:
+    async def drain_worker(self, name: str) -> None:
+        """Stop a worker as SIGTERM would, with all the time that it needs."""
+        await self.workers[name].drain()
+        await self.stop(name)
+
+    async def _serve(self, name, service, epoch, *registers) -> None:
         stack = self._stacks[name] = contextlib.AsyncExitStack()
         server = RpcServer(name, service, epoch)
-        register(server)
+        for register in registers:
+            register(server)
         await server.start(f"unix:{self.folder}/{name}")
         stack.push_async_callback(server.stop, 0)
         await server.set_ready(is_ready=True)

@@ -65,6 +65,10 @@ class SchedulerConfig(ServiceConfig):
     """How many ended requests, the newest, can still be explained (`treadle explain ID`); live ones always can. At most
     50,000, since a question looks at all of them."""
 
+    successor_wait_s: float = 60.0
+    """How long, in seconds, requests are taken in when the last worker of their model has drained, since its successor
+    is on its way; as long as a model may take to load. 0: they are refused at once."""
+
     host_tier: HostTierUse = "auto"
     """Whether to use the host memory that workers have for blocks (their `swap_space_gib`): `auto` where the worker
     measured that bringing a block back is faster than computing it again, `always`, or `never`."""
@@ -103,7 +107,7 @@ class SchedulerConfig(ServiceConfig):
             tenant, _, weight = entry.rpartition("=")
             is_entry = bool(tenant) and _is_positive_number(weight)
             require_config(is_entry, "tenant_weights", f"must be TENANT=WEIGHT with a positive weight, not {entry!r}")
-        for name in ("long_prefill_token_threshold", "batch_wait_ms", "target_itl_ms"):
+        for name in ("long_prefill_token_threshold", "batch_wait_ms", "target_itl_ms", "successor_wait_s"):
             require_config(getattr(self, name) >= 0, name, "must not be negative")
         require_config(0 <= self.max_timelines <= 50_000, "max_timelines", "must be in 0..50000")
         require_config(self.record_max_mib >= 2, "record_max_mib", "must be at least 2, room for two files")

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from services.common.clock import Clock
 from services.common.errors import EngineError, ErrorReason
@@ -25,20 +24,12 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.submission import Submission
 from services.scheduler.core.timeline_events import RequestTimeline
 from services.scheduler.ports import GatewayPort, KVCachePort, WorkerPort
+from services.scheduler.worker_roster import ServedModel, WorkerRoster
 
 logger = logging.getLogger(__name__)
 
 _DEADLINE_CHECK_INTERVAL_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model that some connected worker runs; the largest figures of its workers."""
-
-    name: str
-    weight_version: str
-    max_model_len: int
-    max_request_tokens: int
+_DEFAULT_SUCCESSOR_WAIT_MS = 60_000
 
 
 class EngineLoop:
@@ -48,14 +39,21 @@ class EngineLoop:
         core: The state machine.
         clock: Deadlines are measured with it.
         on_change: Called when a worker or the KV-cache manager comes or goes.
+        successor_wait_ms: How long requests are taken in for a worker that drained.
     """
 
-    def __init__(self, core: Scheduler, clock: Clock, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        core: Scheduler,
+        clock: Clock,
+        on_change: Callable[[], None],
+        successor_wait_ms: int = _DEFAULT_SUCCESSOR_WAIT_MS,
+    ) -> None:
         self._core = core
         self._clock = clock
         self._on_change = on_change
         self._gateways: dict[str, GatewayPort] = {}
-        self._workers: dict[str, tuple[WorkerInfo, WorkerPort]] = {}
+        self._workers = WorkerRoster(successor_wait_ms)
         self._kv_cache: KVCachePort | None = None
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -72,11 +70,11 @@ class EngineLoop:
     @property
     def is_ready(self) -> bool:
         """Whether a request submitted now can run."""
-        return self._kv_cache is not None and bool(self._workers) and not self._is_draining
+        return self._kv_cache is not None and self._workers.takes_requests and not self._is_draining
 
     def worker_infos(self) -> dict[str, WorkerInfo]:
         """Return the connected workers by name."""
-        return {name: info for name, (info, _) in self._workers.items()}
+        return self._workers.infos()
 
     def explain(self, request_id: str, tenant: str | None) -> list[RequestTimeline]:
         """Return the timelines of a request and its choices, as ``tenant`` may see them; None sees all."""
@@ -89,18 +87,8 @@ class EngineLoop:
         return len(self._followers)
 
     def served_models(self) -> list[ServedModel]:
-        """Return the models of the connected workers."""
-        models: dict[str, ServedModel] = {}
-        for info, _ in self._workers.values():
-            max_request_tokens = (info.num_blocks - 1) * info.block_size
-            known = models.get(info.model)
-            models[info.model] = ServedModel(
-                name=info.model,
-                weight_version=info.weight_version,
-                max_model_len=max(info.max_model_len, known.max_model_len if known else 0),
-                max_request_tokens=max(max_request_tokens, known.max_request_tokens if known else 0),
-            )
-        return list(models.values())
+        """Return the models of the workers that are connected, or drained and expected back."""
+        return self._workers.served_models()
 
     # -- gateways
 
@@ -169,15 +157,21 @@ class EngineLoop:
 
     def worker_up(self, info: WorkerInfo, port: WorkerPort) -> None:
         """Use a worker; its pool is opened with the next KV message."""
-        self._workers[info.name] = (info, port)
+        self._workers.up(info, port)
         self._core.open_worker(info)
         self._changed()
 
     def worker_down(self, name: str) -> None:
         """Take back the worker's requests; they run elsewhere, or when it returns."""
-        if self._workers.pop(name, None) is not None:
+        if self._workers.down(name, self._clock.unix_ms()):
             self._core.close_worker(name)
             self._changed()
+
+    def worker_draining(self, name: str) -> None:
+        """Give a worker nothing new; it is told once it has nothing left to do."""
+        self._workers.note_draining(name)
+        self._core.drain_worker(name)
+        self._changed()
 
     def step_result(self, worker: str, result: StepResult) -> None:
         """Apply what came out of a step."""
@@ -212,7 +206,7 @@ class EngineLoop:
         while True:
             await self._something_to_do()
             self._core.advance_time(self._clock.unix_ms())
-            for name, (_, port) in self._workers.items():
+            for name, port in self._workers.ports():
                 while (plan := self._core.schedule(name)) is not None:
                     port.send_plan(plan)
             if self._kv_cache is not None and (message := self._core.take_kv_message()) is not None:
@@ -220,6 +214,8 @@ class EngineLoop:
             for event in self._core.take_events():
                 self._deliver(event)
                 self._release_followers(event.request_id)
+            for drained in self._workers.take_drained(self._core.is_drained):
+                drained.send_drained()
             self._note_idleness()
 
     async def _something_to_do(self) -> None:
@@ -263,6 +259,8 @@ class EngineLoop:
             now_ms = self._clock.unix_ms()
             self._core.expire_deadlines(now_ms)
             self._core.end_hopeless(now_ms)
+            if self._workers.drop_late(now_ms):
+                self._on_change()
             self._wake.set()
 
     def _changed(self) -> None:

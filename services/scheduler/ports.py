@@ -17,6 +17,10 @@ class WorkerPort(Protocol):
         """Queue a plan; never blocks. At most ``run_ahead_depth`` are queued, since the core plans no more."""
         ...
 
+    def send_drained(self) -> None:
+        """Queue the last message to a draining worker: it has nothing left to do, and no plan follows."""
+        ...
+
 
 class KVCachePort(Protocol):
     """An open session with the KV-cache manager."""

@@ -105,7 +105,7 @@ class WorkerLink:
         self._host_tier_use = host_tier_use
         self._log_stream = 0
         self._prev_hash = b""
-        # Bound: the core plans run_ahead_depth steps at most.
+        # Bound: the core plans run_ahead_depth steps at most, and one message may follow the last.
         self._plans: deque[worker_service_pb2.RunStepsRequest] = deque()
         self._outbox = Outbox(lambda: self._plans.popleft() if self._plans else None)
 
@@ -116,6 +116,11 @@ class WorkerLink:
         self._prev_hash = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16).digest()
         self._recorder.plan_sent(self._log_stream, message)
         self._plans.append(worker_service_pb2.RunStepsRequest(plan=message))
+        self._outbox.notify()
+
+    def send_drained(self) -> None:
+        """Queue the last message, upon which the worker ends the stream."""
+        self._plans.append(worker_service_pb2.RunStepsRequest(drained=worker_service_pb2.Drained()))
         self._outbox.notify()
 
     async def run(self) -> None:
@@ -181,6 +186,10 @@ class WorkerLink:
         )
 
     def _receive(self, response: worker_service_pb2.RunStepsResponse) -> None:
+        if response.WhichOneof("message") == "draining":
+            logger.info("worker is draining", extra={"fields": {"worker": self._name}})
+            self._engine.worker_draining(self._name)
+            return
         result = response.result
         self._recorder.result_received(self._log_stream, result)
         self._engine.step_result(

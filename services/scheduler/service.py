@@ -26,7 +26,9 @@ class SchedulerService:
         self._recorder = _make_recorder(config, epoch, limits)
         self._server = server
         self._changed = asyncio.Event()
-        self._engine = EngineLoop(Scheduler(limits, epoch, config.policy_settings()), SystemClock(), self._changed.set)
+        core = Scheduler(limits, epoch, config.policy_settings())
+        successor_wait_ms = round(config.successor_wait_s * 1000)
+        self._engine = EngineLoop(core, SystemClock(), self._changed.set, successor_wait_ms)
         self._servicer = SchedulerServicer(self._engine, epoch, self._recorder)
         self._kv_cache = KVCacheLink(config.kv_cache, self._engine, epoch)
         self._workers = [

@@ -18,9 +18,10 @@ from services.common.rpc.streams import serve_exchange
 from services.scheduler.core.batch_plan import SamplingParams
 from services.scheduler.core.events import Finish, FinishReason, RequestEvent
 from services.scheduler.core.submission import PriorityClass, Submission
-from services.scheduler.engine_loop import EngineLoop, ServedModel
+from services.scheduler.engine_loop import EngineLoop
 from services.scheduler.plan_log.recording import Recorder
 from services.scheduler.timeline_wire import to_explain_response
+from services.scheduler.worker_roster import ServedModel
 from treadle.common.v1 import generation_pb2
 from treadle.scheduler.v1 import scheduler_service_pb2 as pb2
 from treadle.scheduler.v1 import scheduler_service_pb2_grpc as pb2_grpc
@@ -152,6 +153,7 @@ class SchedulerServicer(pb2_grpc.SchedulerServiceServicer):
                 worker_epoch=epochs.get(worker.worker, 0),
                 num_running=worker.num_running,
                 num_in_flight_plans=worker.num_in_flight_plans,
+                is_draining=worker.is_draining,
             )
         return response
 

@@ -129,6 +129,11 @@ class Lane:
         return len(self.running) + len(self.admitting)
 
     @property
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing runs here, nothing will, and the worker has answered and been told everything."""
+        return not (self.running or self.admitting or self.in_flight or self.has_errands)
+
     def is_admitting_allowed(self) -> bool:
         """Whether it makes sense to ask for blocks. When nothing runs, nothing would ever lift a hold: ask then."""
         return not self.is_draining and (self.hold is AdmissionHold.NONE or not self.running)

@@ -51,11 +51,12 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What one worker is busy with now."""
+    """What one worker is busy with now; a draining one gets nothing new."""
 
     worker: str
     num_running: int
     num_in_flight_plans: int
+    is_draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)

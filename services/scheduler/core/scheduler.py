@@ -256,6 +256,11 @@ class Scheduler:
         if lane is not None:
             lane.is_draining = True
 
+    def is_drained(self, worker: str) -> bool:
+        """Tell whether a worker that drains, or is closed, has nothing left to do."""
+        lane = self._lane_by_worker.get(worker)
+        return lane is None or (lane.is_draining and lane.is_empty)
+
     def reset_kv(self) -> None:
         """Begin anew with an empty KV-cache manager: all running requests wait again, all pools are opened again."""
         self._kv.reset()
@@ -289,14 +294,15 @@ class Scheduler:
             num_steps=self._num_steps,
             num_scheduled_tokens=self._num_scheduled_tokens,
             num_sampled_tokens=self._num_sampled_tokens,
-            workers=tuple(WorkerLoad(lane.info.name, len(lane.running), len(lane.in_flight)) for lane in lanes),
+            workers=tuple(
+                WorkerLoad(lane.info.name, len(lane.running), len(lane.in_flight), lane.is_draining) for lane in lanes
+            ),
         )
 
     def is_idle(self) -> bool:
         """Tell whether nothing is live, in flight, or to be said to anyone."""
         lanes = self._lane_by_worker.values()
-        is_busy = any(lane.num_places_taken or lane.in_flight or lane.has_errands for lane in lanes)
-        return self._book.is_empty() and self._kv.is_idle and not is_busy
+        return self._book.is_empty() and self._kv.is_idle and all(lane.is_empty for lane in lanes)
 
     def check_invariants(self) -> None:
         """Check every law of :mod:`invariants`, in time proportional to all live requests.

@@ -93,6 +93,26 @@ def test_draining_worker_gets_nothing_new_and_finishes_what_it_has() -> None:
     assert {request_id: len(tokens) for request_id, tokens in harness.outputs().items()} == {"first": 4, "second": 4}
 
 
+def test_worker_is_drained_once_it_has_answered_and_forgotten_everything() -> None:
+    harness = two_workers()
+    harness.add("first", SYSTEM_PROMPT)
+    assert not harness.scheduler.is_drained("worker-0")  # nobody asked it to
+    harness.talk()
+    harness.scheduler.drain_worker("worker-0")
+    harness.scheduler.drain_worker("worker-1")
+    assert harness.scheduler.is_drained("worker-1")
+    harness.talk()
+    was_drained = []
+    while (plan := harness.scheduler.schedule("worker-0")) is not None:
+        was_drained.append(harness.scheduler.is_drained("worker-0"))
+        harness.scheduler.apply("worker-0", harness.result_of(plan))
+    assert plan is None
+    assert was_drained
+    assert not any(was_drained)
+    assert harness.scheduler.is_drained("worker-0")
+    assert harness.scheduler.load().workers[0].is_draining
+
+
 def test_returning_worker_drains_no_more() -> None:
     harness = two_workers()
     harness.scheduler.drain_worker("worker-0")
