@@ -215,6 +215,7 @@ def _to_session_request(message: KVMessage) -> kv_cache_service_pb2.SessionReque
             model=spec.model,
             weight_version=spec.weight_version,
             num_host_blocks=spec.num_host_blocks,
+            worker_epoch=spec.worker_epoch,
         )
     for commit in message.commits:
         request.commits.add(

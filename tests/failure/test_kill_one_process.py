@@ -68,6 +68,29 @@ def test_streams_go_on_with_the_same_tokens_when_a_process_is_killed(mesh: Mesh,
     assert {name for name in after if after[name] != epochs[name]} == {victim}
 
 
+def num_cached_tokens(mesh: Mesh, prompt: list[int]) -> int:
+    status, answer = mesh.post("/v1/completions", {"prompt": prompt, "max_tokens": 1, "temperature": 0})
+    assert status == 200, answer
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+@pytest.mark.parametrize(("victim", "num_hit_tokens"), [("scheduler", 96), ("worker-0", 0), ("kv_cache", 0)])
+def test_repeated_prompt_hits_after_a_death_what_memory_still_holds(mesh: Mesh, victim: str, num_hit_tokens: int):
+    prompt = [*range(100, 200), {"scheduler": 1, "worker-0": 2, "kv_cache": 3}[victim]]
+    prompt.reverse()  # so that each victim has a prompt that no other has begun
+    assert [num_cached_tokens(mesh, prompt) for _ in range(2)] == [0, 96]
+    epoch = {service["name"]: service["epoch"] for service in mesh.status()}[victim]
+    mesh.kill(victim)
+
+    def has_come_back() -> bool:
+        return any(service["name"] == victim and service["epoch"] > epoch for service in mesh.status())
+
+    mesh.wait_until(has_come_back, 30, f"another life of {victim}")
+    mesh.wait_until(mesh.is_serving, 30, "ready again")
+    assert num_cached_tokens(mesh, prompt) == num_hit_tokens
+    assert num_cached_tokens(mesh, prompt) == 96
+
+
 def test_requests_get_a_retryable_answer_while_the_worker_is_away(mesh: Mesh):
     mesh.kill("worker-0")
     mesh.wait_until(lambda: not mesh.is_serving(), 5, "unready")

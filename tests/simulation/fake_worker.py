@@ -80,6 +80,11 @@ class FakeWorker:
         """Requests that it was not told to forget yet."""
         return len(self._state_by_handle)
 
+    def begin_session(self) -> None:
+        """Serve another stream of plans: requests are forgotten, whatever memory holds stays."""
+        self._state_by_handle.clear()
+        self._last_plan_id = None
+
     def request_id_of(self, handle: int) -> str:
         """Return the request that a known handle belongs to."""
         return self._state_by_handle[handle].request.request_id

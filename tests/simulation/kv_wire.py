@@ -15,6 +15,7 @@ def message_to_kv_cache(message: scheduler.KVMessage) -> kv_cache.KVMessage:
                 spec.block_size,
                 spec.model,
                 spec.weight_version,
+                worker_epoch=spec.worker_epoch,
                 num_host_blocks=spec.num_host_blocks,
             )
             for spec in message.open_pools

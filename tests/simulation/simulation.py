@@ -21,6 +21,7 @@ from services.kv_cache.core.prefix_hash import PrefixHash, sha256
 from services.scheduler.core import BatchPlan, KVMessage, KVReply, Scheduler, StepResult, Submission
 from tests.simulation.fake_client import FakeClient
 from tests.simulation.fake_worker import FakeWorker
+from tests.simulation.faults import Faults
 from tests.simulation.kv_wire import message_to_kv_cache, reply_to_scheduler
 from tests.simulation.laws import OrderObserver, ShareObserver
 from tests.simulation.world import Traffic, World
@@ -76,6 +77,7 @@ class Simulation:
         self.num_steps = 0
         self.now_ms = 0
         self.num_lives = 0
+        self.faults = Faults(self)
 
     def run(self) -> int:
         """Run to the end; return the number of steps that workers executed.
@@ -85,10 +87,12 @@ class Simulation:
             EngineError: a core broke one of its laws, or refused what it must not refuse.
         """
         while self.num_arrivals < self.world.num_requests:
-            self._do(self.rng.choice([*self._traffic(), *self._faults(), *self._deliveries(), *self._shell_work()]))
+            self._do(
+                self.rng.choice([*self._traffic(), *self._fault_actions(), *self._deliveries(), *self._shell_work()])
+            )
         for name in self.worker_names:
             if name not in self.site_by_worker:
-                self._do(partial(self._open_worker, name))
+                self._do(partial(self.open_worker, name))
         for _ in range(MAX_EVENTS_TO_REST):
             deliveries = self._deliveries()
             if deliveries:
@@ -120,10 +124,10 @@ class Simulation:
             actions += [partial(self._cancel, self.rng.choice(live)), self._lose_gateway, self._pass_time]
         return actions
 
-    def _faults(self) -> list[Action]:
+    def _fault_actions(self) -> list[Action]:
         if self.site_by_worker and self.rng.random() >= self.world.fault_ratio:
             return []
-        return [self._lose_kv_cache, self._fail_step, *(partial(self._flap_worker, name) for name in self.worker_names)]
+        return self.faults.actions()
 
     def _deliveries(self) -> list[Action]:
         actions: list[Action] = []
@@ -196,7 +200,7 @@ class Simulation:
         if result.sampled and self.rng.random() < self.world.spoil_ratio:
             (failed_handle, _), *sampled = result.sampled
             site.worker.spoil(failed_handle)
-            self._allow_failure(site.worker.request_id_of(failed_handle))
+            self.allow_failure(site.worker.request_id_of(failed_handle))
             result = replace(result, sampled=tuple(sampled), failed_handles=(failed_handle,))
         site.results.append(result)
 
@@ -214,9 +218,10 @@ class Simulation:
         # Before any worker is known, what cannot fit is taken in and ended later.
         client.may_fail = submission.deadline_ms is not None or not self.world.fits(submission)
         self.traffic.learn((*submission.prompt_token_ids, *client.expected))
-        self._submit(client)
+        self.submit(client)
 
-    def _submit(self, client: FakeClient) -> None:
+    def submit(self, client: FakeClient) -> None:
+        """Hand a request in, with the outputs that its client has; a refusal ends it."""
         try:
             self.scheduler.add_request(client.resubmission(), self.now_ms)
         except EngineError as error:
@@ -237,16 +242,15 @@ class Simulation:
         self.scheduler.abort_gateway(gateway)
         for client in list(self.client_by_id.values()):
             if client.submission.gateway == gateway and client.finish is None:
-                self._submit(client)
+                self.submit(client)
 
     def _pass_time(self) -> None:
         self.now_ms += self.rng.randint(1, 200)
         self.scheduler.expire_deadlines(self.now_ms)
         self.scheduler.end_hopeless(self.now_ms)
 
-    # Faults.
-
-    def _open_worker(self, name: str) -> None:
+    def open_worker(self, name: str) -> None:
+        """Bring up a new life of a worker, with nothing in its memory."""
         self.num_lives += 1
         info = self.world.worker_info(name, self.num_lives)
         self.site_by_worker[name] = WorkerSite(FakeWorker(info, self._scope_of))
@@ -255,43 +259,11 @@ class Simulation:
     def _scope_of(self, request_id: str) -> str:
         return self.scope_by_id[request_id]
 
-    def _flap_worker(self, name: str) -> None:
-        """Lose a worker with all that is under way, or bring it back; a result that was late must not count."""
-        lost = self.site_by_worker.pop(name, None)
-        if lost is not None:
-            self.scheduler.close_worker(name)
-        if lost is None or self.rng.random() < 0.5:
-            self._open_worker(name)
-        if lost is not None and lost.results:
-            self.scheduler.apply(name, lost.results[0])
-
-    def _fail_step(self) -> None:
-        """Have a worker die of a plan: the requests in it end, the others go on when it is back."""
-        for name, site in self.site_by_worker.items():
-            if site.plans and not site.results:
-                plan = site.plans.popleft()
-                known = {request.handle: request.request_id for request in plan.new_requests}
-                for row in plan.rows:
-                    self._allow_failure(known.get(row.handle) or site.worker.request_id_of(row.handle))
-                self.scheduler.apply_failure(name, plan.plan_id, "the device failed")
-                self._open_worker(name)
-                return
-
-    def _allow_failure(self, request_id: str) -> None:
+    def allow_failure(self, request_id: str) -> None:
+        """Let a fault end a request with an error."""
         client = self.client_by_id.get(request_id)
         if client is not None:  # else the row is dead, and its client was refused when it came back
             client.may_fail = True
-
-    def _lose_kv_cache(self) -> None:
-        """Lose the KV-cache manager with its channels; a reply that was late must not count."""
-        self.num_lives += 1
-        self.manager = KVCacheManager(epoch=1000 * self.num_lives, prefix_hash=self.prefix_hash)
-        late_replies = list(self.kv_replies)
-        self.kv_messages.clear()
-        self.kv_replies.clear()
-        self.scheduler.reset_kv()
-        for reply in late_replies:
-            self.scheduler.apply_kv_reply(reply)
 
     # The end.
 

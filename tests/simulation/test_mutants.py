@@ -1,6 +1,7 @@
 """Tests of the tests: each known-bad change to a core must be caught by the simulation within a few worlds."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,9 @@ from services.common.errors import EngineError
 from services.kv_cache.core import pool
 from services.kv_cache.core.block import Block, BlockContent
 from services.kv_cache.core.block_pool import BlockPool
+from services.kv_cache.core.manager import KVCacheManager
+from services.kv_cache.core.messages import Commit
+from services.kv_cache.core.pool import Pool
 from services.kv_cache.core.prefix_cache import PrefixCache
 from services.kv_cache.core.prefix_hash import CacheDomain, sha256
 from services.scheduler.core.kv_broker import KVBroker
@@ -140,6 +144,25 @@ def share_across_scopes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pool, "CacheDomain", mutant)
 
 
+def keep_what_a_dead_worker_held(patch: pytest.MonkeyPatch) -> None:
+    """A pool is taken to be the same whatever life of its worker it is opened for."""
+    open_pool = KVCacheManager.open_pool
+    patch.setattr(KVCacheManager, "open_pool", lambda self, spec: open_pool(self, replace(spec, worker_epoch=1)))
+
+
+def find_what_was_in_flight(patch: pytest.MonkeyPatch) -> None:
+    """When a session is lost, what its leases had blocks for is taken to be computed."""
+    begin_anew = Pool.begin_anew
+
+    def mutant(self: Pool, block_epoch: int) -> None:
+        for handle, lease in self.lease_by_handle.items():
+            num_tokens = min(len(lease.token_ids), len(lease.blocks) * self.spec.block_size)
+            self.commit(Commit(handle, num_tokens, ()))
+        begin_anew(self, block_epoch)
+
+    patch.setattr(Pool, "begin_anew", mutant)
+
+
 def is_caught(seed: int) -> bool:
     try:
         Simulation(seed).run()
@@ -162,6 +185,8 @@ def is_caught(seed: int) -> bool:
         evict_without_parting,
         forget_to_tell_the_worker,
         share_across_scopes,
+        keep_what_a_dead_worker_held,
+        find_what_was_in_flight,
     ],
     ids=lambda mutate: mutate.__name__,
 )

@@ -10,7 +10,11 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """The block pool of a worker. ``num_blocks`` counts the null block; ``num_host_blocks`` are its host tier."""
+    """The block pool of a worker. ``num_blocks`` counts the null block; ``num_host_blocks`` are its host tier.
+
+    ``worker_epoch`` is the life of the worker: what the manager has cached of that life it may keep, over the loss of a
+    session or of a scheduler, since the worker's memory holds it still; 0 keeps nothing.
+    """
 
     pool: str
     num_blocks: int
@@ -18,6 +22,7 @@ class PoolSpec:
     model: str
     weight_version: str
     num_host_blocks: int = 0
+    worker_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,13 @@ class WorkerInfo:
     def pool_spec(self) -> PoolSpec:
         """The pool that the KV-cache manager is to keep for this worker."""
         return PoolSpec(
-            self.name, self.num_blocks, self.block_size, self.model, self.weight_version, self.num_host_blocks
+            pool=self.name,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            model=self.model,
+            weight_version=self.weight_version,
+            num_host_blocks=self.num_host_blocks,
+            worker_epoch=self.epoch,
         )
 
 
@@ -59,7 +65,7 @@ class AdmissionHold(Enum):
 class PlanInFlight:
     """A plan without result yet; ``requests[i]`` is what ``rows[i]`` was planned for; ``num_tokens`` sums the rows.
 
-    The first ``num_decodes`` rows are one token each.
+    The first ``num_decodes`` rows are one token each. ``finished_handles`` are those that the worker forgets with it.
     """
 
     plan_id: int
@@ -67,6 +73,7 @@ class PlanInFlight:
     rows: list[ScheduledRow]
     num_tokens: int
     num_decodes: int
+    finished_handles: tuple[int, ...] = ()
 
     @property
     def has_chunks(self) -> bool:
@@ -124,16 +131,16 @@ class Lane:
         return bool(self.finished_handles or self.block_copies)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing runs here, nothing will, and the worker has answered and been told everything."""
+        return not (self.running or self.admitting or self.in_flight or self.has_errands)
+
+    @property
     def num_places_taken(self) -> int:
         """Requests that run here or will if they are granted their blocks."""
         return len(self.running) + len(self.admitting)
 
     @property
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing runs here, nothing will, and the worker has answered and been told everything."""
-        return not (self.running or self.admitting or self.in_flight or self.has_errands)
-
     def is_admitting_allowed(self) -> bool:
         """Whether it makes sense to ask for blocks. When nothing runs, nothing would ever lift a hold: ask then."""
         return not self.is_draining and (self.hold is AdmissionHold.NONE or not self.running)
