@@ -12,7 +12,7 @@ from services.scheduler.engine_loop import EngineLoop
 from services.scheduler.plan_log.recorder import PlanLogRecorder, RecordingSettings
 from services.scheduler.plan_log.recording import Recorder
 from services.scheduler.remote import KVCacheLink, WorkerLink
-from services.scheduler.servicer import SchedulerServicer
+from services.scheduler.servicer import SchedulerAdminServicer, SchedulerServicer
 
 _FILES_OF_A_LOG = 16
 """A full log loses a sixteenth at a time."""
@@ -36,6 +36,7 @@ class SchedulerService:
             for name, address in config.address_by_worker().items()
         ]
         self._servicer.register_on(server)
+        SchedulerAdminServicer(self._engine, epoch).register_on(server)
 
     async def run(self) -> None:
         """Keep all links up and drive the engine until cancelled."""

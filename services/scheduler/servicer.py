@@ -23,6 +23,8 @@ from services.scheduler.plan_log.recording import Recorder
 from services.scheduler.timeline_wire import to_explain_response
 from services.scheduler.worker_roster import ServedModel
 from treadle.common.v1 import generation_pb2
+from treadle.scheduler.v1 import scheduler_admin_service_pb2 as admin_pb2
+from treadle.scheduler.v1 import scheduler_admin_service_pb2_grpc as admin_grpc
 from treadle.scheduler.v1 import scheduler_service_pb2 as pb2
 from treadle.scheduler.v1 import scheduler_service_pb2_grpc as pb2_grpc
 
@@ -172,6 +174,37 @@ class SchedulerServicer(pb2_grpc.SchedulerServiceServicer):
         for request_id in request.cancel_request_ids:
             self._recorder.request_cancelled(request_id)
             self._engine.cancel(request_id)
+
+
+class SchedulerAdminServicer(admin_grpc.SchedulerAdminServiceServicer):
+    """Serves ``treadle.scheduler.v1.SchedulerAdminService``: what operators ask."""
+
+    def __init__(self, engine: EngineLoop, epoch: int) -> None:
+        self._engine = engine
+        self._epoch = epoch
+
+    def register_on(self, server: RpcServer) -> None:
+        """Serve on ``server``, and let its reflection tell so."""
+        admin_grpc.add_SchedulerAdminServiceServicer_to_server(self, server.server)
+        server.add_service_names([admin_pb2.DESCRIPTOR.services_by_name["SchedulerAdminService"].full_name])
+
+    async def ListHandles(
+        self,
+        request: admin_pb2.ListHandlesRequest,  # noqa: ARG002
+        context: object,  # noqa: ARG002
+    ) -> admin_pb2.ListHandlesResponse:
+        """Return every handle that may still be spoken of."""
+        handles = self._engine.core.list_handles()
+        response = admin_pb2.ListHandlesResponse(
+            scheduler_epoch=self._epoch, leaving_handles=handles.leaving, unsettled_pools=handles.unsettled_pools
+        )
+        for worker in handles.workers:
+            message = response.workers.add(
+                worker=worker.worker, worker_epoch=worker.worker_epoch, admitting_handles=worker.admitting
+            )
+            for handle, request_id in worker.running:
+                message.running.add(handle=handle, request_id=request_id)
+        return response
 
 
 async def _read_hello(request_iterator: AsyncIterator[pb2.ConnectRequest]) -> str:

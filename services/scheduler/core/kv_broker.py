@@ -65,6 +65,11 @@ class KVBroker:
         self.num_preemptions = 0
 
     @property
+    def outbox(self) -> KVOutbox:
+        """What is not said or not answered yet; to be looked at only."""
+        return self._outbox
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing is to be said and no answer is awaited."""
         return self._outbox.is_empty and not self._outbox.is_awaiting_reply and not self._uncommitted

@@ -23,7 +23,7 @@ class KVOutbox:
 
     def __init__(self) -> None:
         self._last_sequence = 0
-        self._is_awaiting_reply = False
+        self._unanswered: KVMessage | None = None
         self._spec_by_pool: dict[str, PoolSpec] = {}
         self._closed_pools: dict[str, None] = {}
         self._outbox_by_pool: dict[str, _PoolOutbox] = {}
@@ -31,7 +31,7 @@ class KVOutbox:
     @property
     def is_awaiting_reply(self) -> bool:
         """Whether the last message is unanswered, so that no other may be sent."""
-        return self._is_awaiting_reply
+        return self._unanswered is not None
 
     @property
     def is_empty(self) -> bool:
@@ -71,6 +71,18 @@ class KVOutbox:
         outbox = self._outbox_by_pool.get(pool)
         return outbox is not None and bool(outbox.releases)
 
+    def unanswered_releases(self) -> list[int]:
+        """Return the leases that were given up, or are to be, without the manager having answered."""
+        sent = () if self._unanswered is None else self._unanswered.releases
+        return [*sent, *(handle for outbox in self._outbox_by_pool.values() for handle in outbox.releases)]
+
+    def unsettled_pools(self) -> tuple[str, ...]:
+        """Return the pools that are to be opened or closed, without the manager having answered."""
+        pools = {*self._spec_by_pool, *self._closed_pools}
+        if self._unanswered is not None:
+            pools.update(self._unanswered.close_pools, (spec.pool for spec in self._unanswered.open_pools))
+        return tuple(sorted(pools))
+
     def take_message(self, admits: Sequence[Admit]) -> KVMessage | None:
         """Turn everything collected, and ``admits``, into a message that awaits its reply; None if there is nothing."""
         if self.is_empty and not admits:
@@ -87,20 +99,20 @@ class KVOutbox:
             admits=tuple(admits),
         )
         self._drop_all()
-        self._is_awaiting_reply = True
+        self._unanswered = message
         return message
 
     def accept_reply(self, sequence: int) -> bool:
         """Tell whether this is the awaited reply, and await none then; another is of a session that was lost."""
-        if not self._is_awaiting_reply or sequence != self._last_sequence:
+        if self._unanswered is None or sequence != self._last_sequence:
             return False
-        self._is_awaiting_reply = False
+        self._unanswered = None
         return True
 
     def reset(self) -> None:
         """Drop everything: the manager that it was meant for is gone."""
         self._drop_all()
-        self._is_awaiting_reply = False
+        self._unanswered = None
 
     def _of_pool(self, pool: str) -> _PoolOutbox:
         return self._outbox_by_pool.setdefault(pool, _PoolOutbox())

@@ -20,6 +20,7 @@ from services.common.verify import require
 from services.scheduler.core.batch_plan import BatchPlan, StepResult
 from services.scheduler.core.deadlines import cannot_make_deadline, deadline_error, fastest_step_ms
 from services.scheduler.core.events import FinishReason, RequestEvent
+from services.scheduler.core.handles import SchedulerHandles, list_handles
 from services.scheduler.core.invariants import check_scheduler_state
 from services.scheduler.core.kv_broker import KVBroker
 from services.scheduler.core.kv_messages import KVMessage, KVReply
@@ -79,7 +80,7 @@ class Scheduler:
         finished_handles, lane.finished_handles = tuple(lane.finished_handles), []
         block_copies, lane.block_copies = tuple(lane.block_copies), []
         plan_id = lane.take_plan_id()
-        plan = PlanInFlight(plan_id, draft.requests, draft.rows, draft.num_tokens, draft.num_decodes)
+        plan = PlanInFlight(plan_id, draft.requests, draft.rows, draft.num_tokens, draft.num_decodes, finished_handles)
         lane.in_flight.append(plan)
         if plan.has_chunks:
             plan.note_chunks_planned(self._book.now_ms)
@@ -281,6 +282,10 @@ class Scheduler:
         Visits all live and all kept requests. Empty when none is known, or it is another tenant's.
         """
         return self._book.explain(request_id, tenant)
+
+    def list_handles(self) -> SchedulerHandles:
+        """Return every handle that may still be spoken of; see :mod:`handles`."""
+        return list_handles(self._lane_by_worker.values(), self._kv.outbox)
 
     def load(self) -> SchedulerLoad:
         """Figures of now, and counts since the start."""
