@@ -13,7 +13,7 @@ share group), the first holder pays until the last one has gone. So ``sum(num_he
 from collections.abc import Sequence
 from enum import Enum
 
-from services.kv_cache.core.quotas import Quotas
+from services.kv_cache.core.quotas import ANY, Quotas
 
 CLAIM_MESSAGES = 8
 """Messages for which an owner's claim stands: long enough for preemptions to arrive, and no ask given up holds blocks
@@ -82,6 +82,11 @@ class Account:
         self.query_tokens += query_tokens
 
     @property
+    def num_below_limit(self) -> int:
+        """Blocks that it may hold more."""
+        return max(0, self.limit - self.num_held)
+
+    @property
     def num_burst(self) -> int:
         """Held blocks above the reservation."""
         return max(0, self.num_held - self.num_reserved)
@@ -100,6 +105,8 @@ class Ledger:
         self._model = model
         self._num_usable = num_usable
         self._quotas = quotas
+        self._owners = self._find_owners()
+        self._has_news = bool(self._owners)
         self._account_by_tenant: dict[str, Account] = {}
         self._claimants: list[Account] = []  # nearly always empty, so that an ask does not cost O(tenants)
 
@@ -111,6 +118,8 @@ class Ledger:
     def set_quotas(self, quotas: Quotas) -> None:
         """Put other quotas in force. Nothing is taken away; who is above its limit gets nothing until it is below."""
         self._quotas = quotas
+        self._owners = self._find_owners()
+        self._has_news = True
         for account in self._account_by_tenant.values():
             account.num_reserved, account.limit = self._entitlement(account.tenant)
         for account in list(self._claimants):
@@ -165,15 +174,27 @@ class Ledger:
     def debtors(self, asker: Account, *, is_reserved: bool) -> list[Account]:
         """Return the accounts in burst whose leases may be preempted for ``asker``, the deepest in burst first.
 
-        An ask within the reservation never costs the asker itself; one beyond may, as it is in burst too.
+        An ask within the reservation never costs the asker itself; one beyond may, and does when nobody is in burst.
         """
         found = [a for a in self._account_by_tenant.values() if a.num_burst and not (is_reserved and a is asker)]
+        if not found and not is_reserved:
+            return [asker]
         return sorted(found, key=lambda account: -account.num_burst)
 
     @property
-    def has_quotas(self) -> bool:
-        """Whether any tenant is treated differently from the others here."""
-        return self._quotas.concern(self._model)
+    def owners(self) -> tuple[str, ...]:
+        """The tenants that have a reservation here."""
+        return self._owners
+
+    def take_news(self) -> tuple[str, ...] | None:
+        """Return the owners if quotas were set since the last call, or since the session began; None else."""
+        owners = self._owners if self._has_news else None
+        self._has_news = False
+        return owners
+
+    def begin_session(self) -> None:
+        """Let another scheduler hear of the quotas, if there is anything to hear."""
+        self._has_news = bool(self._owners)
 
     def _claim(self, account: Account, num_blocks: int) -> None:
         if account not in self._claimants:
@@ -184,6 +205,10 @@ class Ledger:
         if account.num_claimed:
             account.num_claimed = 0
             self._claimants.remove(account)
+
+    def _find_owners(self) -> tuple[str, ...]:
+        named = {rule.tenant: None for rule in self._quotas.rules if rule.tenant != ANY}
+        return tuple(tenant for tenant in named if self._entitlement(tenant)[0])
 
     def _entitlement(self, tenant: str) -> tuple[int, int]:
         quota = self._quotas.quota_of(self._model, tenant)

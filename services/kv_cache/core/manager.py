@@ -106,7 +106,14 @@ class KVCacheManager:
         block_copies = tuple(
             (name, copies) for name, pool in self._pool_by_name.items() if (copies := pool.host_tier.take_copies())
         )
-        return KVReply(message.sequence, pool_epochs, tuple(admitted), tuple(reserved), tuple(denied), block_copies)
+        pool_owners = tuple(
+            (name, owners)
+            for name, pool in self._pool_by_name.items()
+            if (owners := pool.ledger.take_news()) is not None
+        )
+        return KVReply(
+            message.sequence, pool_epochs, tuple(admitted), tuple(reserved), tuple(denied), block_copies, pool_owners
+        )
 
     def open_pool(self, spec: PoolSpec) -> int:
         """Open a pool; one that is open under this name loses its leases.
@@ -268,7 +275,8 @@ class KVCacheManager:
             if (ask.pool, ask.tenant) in limited_tenants:
                 denied.append(pool.deny(ask, DenialReason.TENANT_LIMIT))
                 continue
-            if ask.pool in exhausted_pools and not pool.is_within_reservation(ask):
+            is_passed_over = ask.pool in exhausted_pools or ask.is_reserved_only
+            if is_passed_over and not pool.is_within_reservation(ask):
                 denied.append(pool.deny(ask, DenialReason.CAPACITY))
                 continue
             answer = self.admit(ask)

@@ -34,7 +34,9 @@ class PoolSpec:
 class Admit:
     """Ask for a lease with slots for ``num_tokens`` positions, of which ``token_ids`` are known (>= 1).
 
-    Its blocks count against the quota of ``tenant``; ``request_id`` is for people.
+    Its blocks count against the quota of ``tenant``; ``request_id`` is for people. ``max_num_tokens`` are the positions
+    that the request may grow to, 0 being unknown. ``is_reserved_only`` is set when another ask, which goes before this
+    one, was denied in an earlier message: then only what is owed to the tenant is granted.
     """
 
     handle: int
@@ -44,6 +46,8 @@ class Admit:
     num_tokens: int
     request_id: str = ""
     tenant: str = ""
+    max_num_tokens: int = 0
+    is_reserved_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,8 @@ class ReserveGranted:
 class Denied:
     """An ``Admit`` or ``Reserve`` that took nothing, since fewer blocks can be handed out than it needs.
 
-    ``reclaim_handles`` are leases to preempt for it, in this order; when it is empty the manager has no opinion.
+    ``num_free_blocks`` are, for TENANT_LIMIT, those that the tenant is below its limit. ``reclaim_handles`` are leases
+    to preempt for it, in this order; when it is empty the manager has no opinion.
     """
 
     handle: int
@@ -136,7 +141,8 @@ class KVReply:
     """The answer to the message of the same ``sequence``: each reserve and admit is granted or denied, none is left.
 
     ``block_copies`` are, by pool, what its worker must copy before any row that is planned from now on, in this order,
-    whatever becomes of the requests that they were decided for.
+    whatever becomes of the requests that they were decided for. ``pool_owners`` names, for pools whose quotas are news
+    to the scheduler, the tenants that have a reservation there.
     """
 
     sequence: int
@@ -145,6 +151,7 @@ class KVReply:
     reserved: tuple[ReserveGranted, ...] = ()
     denied: tuple[Denied, ...] = ()
     block_copies: tuple[tuple[str, tuple[BlockCopy, ...]], ...] = ()
+    pool_owners: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,8 @@ class Pool:
         num_blocks = self._num_blocks_for(ask.num_tokens)
         num_new_blocks = num_blocks - len(cached_blocks)
         account = self.ledger.account(ask.tenant)
-        denied = self._judge(ask.handle, account, num_blocks, num_revived + num_new_blocks, num_new_blocks)
+        max_num_blocks = self._num_blocks_for(max(ask.num_tokens, ask.max_num_tokens))
+        denied = self._judge(ask.handle, account, max_num_blocks, num_revived + num_new_blocks, num_new_blocks)
         if denied is not None:
             self.ledger.close_if_idle(account)
             return denied
@@ -108,7 +109,10 @@ class Pool:
 
     def deny(self, ask: Admit, reason: DenialReason) -> Denied:
         """Deny without looking for a prefix; the need is stated as if there were no hit."""
-        return Denied(ask.handle, self.block_pool.num_available, self._num_blocks_for(ask.num_tokens), reason)
+        num_free = self.block_pool.num_available
+        if reason is DenialReason.TENANT_LIMIT:
+            num_free = self.ledger.account(ask.tenant).num_below_limit
+        return Denied(ask.handle, num_free, self._num_blocks_for(ask.num_tokens), reason)
 
     def is_within_reservation(self, ask: Admit) -> bool:
         """Tell whether the asker is owed the blocks whatever the others do; any hit would make the ask smaller."""
@@ -165,6 +169,7 @@ class Pool:
             order.remove(place)
             self._drop(place)
             order.push(place)
+        self.ledger.begin_session()
         self.block_epoch = block_epoch
 
     def clear(self) -> None:
@@ -225,7 +230,7 @@ class Pool:
         Args:
             handle: Of the lease.
             account: Who pays.
-            num_table_blocks: Length of the lease's block table if this is granted.
+            num_table_blocks: Length that the lease's block table has if this is granted, or may have later.
             num_charged: Blocks that are charged then: new ones, and hit ones that nobody holds.
             num_taken: The new ones.
             is_running: A running request may preempt others in burst, a new one only for its reservation.
@@ -236,9 +241,11 @@ class Pool:
         reason = self.ledger.judge(account, num_charged, num_taken, num_available)
         if reason is None:
             return None
+        if reason is DenialReason.TENANT_LIMIT:
+            return Denied(handle, account.num_below_limit, num_charged, reason)
         is_reserved = self.ledger.is_within_reservation(account, num_charged)
         reclaim_handles: tuple[int, ...] = ()
-        if reason is DenialReason.CAPACITY and self.ledger.has_quotas and (is_reserved or is_running):
+        if self.ledger.owners and (is_reserved or is_running):
             reclaim_handles = self._reclaim(account, num_taken - num_available, is_reserved=is_reserved)
         return Denied(handle, num_available, num_taken, reason, reclaim_handles)
 
@@ -250,7 +257,7 @@ class Pool:
         handles: list[int] = []
         latest_first = list(reversed(self.lease_by_handle.values()))
         for debtor in self.ledger.debtors(asker, is_reserved=is_reserved):
-            num_burst = debtor.num_burst
+            num_burst = max(1, debtor.num_burst)
             for lease in latest_first:
                 if num_burst <= 0 or (handles and num_missing <= 0):
                     break

@@ -62,10 +62,6 @@ class Quotas:
                 return rule
         return UNLIMITED
 
-    def concern(self, model: str) -> bool:
-        """Tell whether some rule counts in pools of ``model``."""
-        return any(rule.model in (model, ANY) for rule in self.rules)
-
 
 def _check_rule(rule: QuotaRule) -> None:
     where = f"quota of tenant {rule.tenant} for model {rule.model}"

@@ -137,6 +137,8 @@ class KVCacheServicer(pb2_grpc.KVCacheServiceServicer):
             for copy in copies:
                 direction = _COPY_DIRECTIONS[copy.direction]
                 message.copies.add(direction=direction, block_id=copy.block_id, host_slot=copy.host_slot)
+        for pool, tenants in reply.pool_owners:
+            response.pool_owners.add(pool=pool, tenants=tenants)
         return response
 
     def _block_table(self, handle: int, block_ids: tuple[int, ...]) -> block_pb2.BlockTable:
@@ -174,6 +176,8 @@ def _from_request(request: pb2.SessionRequest) -> KVMessage:
                 admit.num_tokens,
                 admit.request_id,
                 admit.tenant,
+                admit.max_num_tokens,
+                admit.is_reserved_only,
             )
             for admit in request.admits
         ),

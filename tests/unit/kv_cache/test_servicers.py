@@ -208,7 +208,8 @@ async def test_quotas_that_are_set_live_bind_the_next_ask(tmp_path: Path) -> Non
         assert list((await client.admin.GetQuotas(admin_pb2.GetQuotasRequest())).rules) == [rule]
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     (denied,) = response.denied
-    assert denied == pb2.Denied(handle=2, num_blocks_needed=1, num_blocks_free=6, reason=pb2.DENIAL_REASON_TENANT_LIMIT)
+    assert denied == pb2.Denied(handle=2, num_blocks_needed=1, num_blocks_free=0, reason=pb2.DENIAL_REASON_TENANT_LIMIT)
+    assert list(response.pool_owners) == [pb2.PoolOwners(pool="worker-0")]
 
 
 async def test_fsck_reports_a_leak_and_releases_it_only_when_asked_to(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Reservations, limits and burst: what each tenant gets, what it is denied, and who must make room."""
 
+from dataclasses import replace
+
 import pytest
 
 from services.common.errors import EngineError, ErrorReason
@@ -11,7 +13,6 @@ from services.kv_cache.core import (
     Denied,
     KVCacheManager,
     KVMessage,
-    KVReply,
     PoolSpec,
     QuotaRule,
     Quotas,
@@ -81,6 +82,42 @@ def test_running_request_in_burst_may_preempt_burst_only_and_itself_too() -> Non
     assert manager.reserve(Reserve(1, 1)) == Denied(1, 0, 1, DenialReason.CAPACITY, reclaim_handles=(2,))
 
 
+def test_running_request_that_would_grow_into_burst_gives_way_itself_when_nobody_is_in_burst() -> None:
+    manager = make_manager(QuotaRule("*", "a", reserved_ratio=0.5), QuotaRule("*", "b", reserved_ratio=0.5))
+    for handle, tenant, num_blocks in [(1, "a", 3), (2, "a", 2), (3, "b", 5)]:
+        manager.admit(admit(handle, tenant, num_blocks))
+    assert manager.reserve(Reserve(1, 1)) == Denied(1, 0, 1, DenialReason.CAPACITY, reclaim_handles=(2,))
+
+
+def test_limits_alone_name_nobody_to_preempt() -> None:
+    manager = make_manager(QuotaRule("*", "a", limit_ratio=0.6))
+    manager.admit(admit(1, "a", 5))
+    manager.admit(admit(2, "b", 5))
+    assert manager.reserve(Reserve(1, 1)) == Denied(1, 0, 1, DenialReason.CAPACITY)
+
+
+def test_ask_behind_an_earlier_denial_gets_only_what_is_owed_to_its_tenant() -> None:
+    manager = make_manager(QuotaRule("*", "a", reserved_ratio=0.4))
+    manager.admit(admit(1, "b", 8))
+    asks = [replace(ask, is_reserved_only=True) for ask in (admit(2, "b", 1), admit(3, "a", 2), admit(4, "a", 3))]
+    reply = manager.apply_batch(KVMessage(1, admits=tuple(asks)))
+    assert [grant.handle for grant in reply.admitted] == [3]
+    assert reply.denied == (Denied(2, 2, 1, DenialReason.CAPACITY), Denied(4, 0, 3, DenialReason.CAPACITY))
+
+
+def test_scheduler_hears_who_has_reservations_once_a_session_and_when_quotas_change() -> None:
+    manager = make_manager(QuotaRule("*", "a", reserved_ratio=0.5), QuotaRule("other", "b", reserved_ratio=0.5))
+    assert manager.apply_batch(KVMessage(1)).pool_owners == ((POOL, ("a",)),)
+    assert manager.apply_batch(KVMessage(2)).pool_owners == ()
+    manager.set_quotas(Quotas((QuotaRule("*", "a", limit_ratio=0.5),)))
+    assert manager.apply_batch(KVMessage(3)).pool_owners == ((POOL, ()),)
+    manager.set_quotas(Quotas((QuotaRule("*", "b", reserved_ratio=0.05), QuotaRule("*", "a", reserved_ratio=0.1))))
+    assert manager.apply_batch(KVMessage(4)).pool_owners == ((POOL, ("a",)),)  # b's share is less than a block
+    manager.suspend_pools()
+    reopened = KVMessage(5, open_pools=(PoolSpec(POOL, 11, BLOCK_SIZE, "m", "v"),))
+    assert manager.apply_batch(reopened).pool_owners == ((POOL, ("a",)),)
+
+
 def test_blocks_that_an_owner_waits_for_go_to_nobody_else_in_between() -> None:
     manager = make_manager(QuotaRule("*", "a", reserved_ratio=0.5))
     manager.admit(admit(1, "b", 4))
@@ -88,7 +125,7 @@ def test_blocks_that_an_owner_waits_for_go_to_nobody_else_in_between() -> None:
     assert manager.admit(admit(3, "a", 4)) == Denied(3, 0, 4, DenialReason.CAPACITY, reclaim_handles=(2,))
     reply = manager.apply_batch(KVMessage(1, releases=(2,), reserves=(Reserve(1, 3),)))
     # 6 are available and 4 of them are claimed; b, in burst itself, is the one to give way.
-    assert reply == KVReply(1, denied=(Denied(1, 6, 3, DenialReason.CAPACITY, reclaim_handles=(1,)),))
+    assert reply.denied == (Denied(1, 6, 3, DenialReason.CAPACITY, reclaim_handles=(1,)),)
     assert isinstance(manager.admit(admit(3, "a", 4)), AdmitGranted)
     assert isinstance(manager.reserve(Reserve(1, 2)), ReserveGranted)
     assert held(manager) == {"a": 4, "b": 6}
@@ -121,13 +158,15 @@ def test_tenant_at_its_limit_is_denied_and_holds_up_nobody_else() -> None:
     reply = manager.apply_batch(KVMessage(1, admits=(admit(2, "a", 2), admit(3, "a", 1), admit(4, "b", 2))))
     limit = DenialReason.TENANT_LIMIT
     assert [grant.handle for grant in reply.admitted] == [4]
-    assert reply.denied == (Denied(2, 8, 2, limit), Denied(3, 8, 1, limit))
+    assert reply.denied == (Denied(2, 1, 2, limit), Denied(3, 1, 1, limit))
 
 
 def test_ask_beyond_the_tenants_limit_is_said_never_to_fit() -> None:
     manager = make_manager(QuotaRule("*", "a", limit_ratio=0.3))
     assert manager.admit(admit(1, "a", 4)) == Denied(1, 10, 4, DenialReason.NEVER_FITS)
-    manager.admit(admit(2, "a", 3))
+    growing = replace(admit(1, "a", 2), max_num_tokens=3 * BLOCK_SIZE + 1)
+    assert manager.admit(growing) == Denied(1, 10, 2, DenialReason.NEVER_FITS)
+    manager.admit(replace(growing, handle=2, num_tokens=12, max_num_tokens=12))
     assert manager.reserve(Reserve(2, 1)) == Denied(2, 7, 1, DenialReason.NEVER_FITS)
 
 
@@ -136,7 +175,7 @@ def test_quotas_apply_at_once_when_they_are_changed_and_take_nothing_away() -> N
     manager.admit(admit(1, "a", 6))
     manager.set_quotas(Quotas((QuotaRule("m", "a", limit_ratio=0.5),)))
     assert held(manager) == {"a": 6}
-    assert manager.admit(admit(2, "a", 1)) == Denied(2, 4, 1, DenialReason.TENANT_LIMIT)
+    assert manager.admit(admit(2, "a", 1)) == Denied(2, 0, 1, DenialReason.TENANT_LIMIT)
     manager.release(1)
     assert isinstance(manager.admit(admit(2, "a", 1)), AdmitGranted)
 

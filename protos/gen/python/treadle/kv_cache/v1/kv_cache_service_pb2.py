@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from treadle.kv_cache.v1 import block_pb2 as treadle_dot_kv__cache_dot_v1_dot_block__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*treadle/kv_cache/v1/kv_cache_service.proto\x12\x13treadle.kv_cache.v1\x1a\x1ftreadle/kv_cache/v1/block.proto\")\n\x0eSchedulerHello\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\"\xd0\x02\n\x0eSessionRequest\x12\x37\n\x05hello\x18\x01 \x01(\x0b\x32#.treadle.kv_cache.v1.SchedulerHelloH\x00\x88\x01\x01\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x13\n\x0b\x63lose_pools\x18\x03 \x03(\t\x12\x31\n\nopen_pools\x18\x04 \x03(\x0b\x32\x1d.treadle.kv_cache.v1.PoolSpec\x12,\n\x07\x63ommits\x18\x05 \x03(\x0b\x32\x1b.treadle.kv_cache.v1.Commit\x12\x17\n\x0frelease_handles\x18\x06 \x03(\x04\x12.\n\x08reserves\x18\x07 \x03(\x0b\x32\x1c.treadle.kv_cache.v1.Reserve\x12*\n\x06\x61\x64mits\x18\x08 \x03(\x0b\x32\x1a.treadle.kv_cache.v1.AdmitB\x08\n\x06_hello\"\x96\x01\n\x08PoolSpec\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x16\n\x0eweight_version\x18\x05 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x06 \x01(\x04\x12\x17\n\x0fnum_host_blocks\x18\x07 \x01(\r\"\x85\x01\n\x05\x41\x64mit\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x0e\n\x06tenant\x18\x07 \x01(\t\"-\n\x07Reserve\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\"H\n\x06\x43ommit\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x1b\n\x13num_computed_tokens\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"\xb8\x02\n\x0fSessionResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x16\n\x0ekv_cache_epoch\x18\x02 \x01(\x04\x12\x35\n\x0copened_pools\x18\x03 \x03(\x0b\x32\x1f.treadle.kv_cache.v1.OpenedPool\x12/\n\x08\x61\x64mitted\x18\x04 \x03(\x0b\x32\x1d.treadle.kv_cache.v1.Admitted\x12/\n\x08reserved\x18\x05 \x03(\x0b\x32\x1d.treadle.kv_cache.v1.Reserved\x12+\n\x06\x64\x65nied\x18\x06 \x03(\x0b\x32\x1b.treadle.kv_cache.v1.Denied\x12\x35\n\x0c\x62lock_copies\x18\x07 \x03(\x0b\x32\x1f.treadle.kv_cache.v1.PoolCopies\"J\n\nPoolCopies\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12.\n\x06\x63opies\x18\x02 \x03(\x0b\x32\x1e.treadle.kv_cache.v1.BlockCopy\"/\n\nOpenedPool\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0b\x62lock_epoch\x18\x02 \x01(\x04\"k\n\x08\x41\x64mitted\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x34\n\x0b\x62lock_table\x18\x02 \x01(\x0b\x32\x1f.treadle.kv_cache.v1.BlockTable\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\"Q\n\x08Reserved\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x35\n\x0c\x61\x64\x64\x65\x64_blocks\x18\x02 \x01(\x0b\x32\x1f.treadle.kv_cache.v1.BlockTable\"\x98\x01\n\x06\x44\x65nied\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x19\n\x11num_blocks_needed\x18\x02 \x01(\r\x12\x17\n\x0fnum_blocks_free\x18\x03 \x01(\r\x12\x31\n\x06reason\x18\x04 \x01(\x0e\x32!.treadle.kv_cache.v1.DenialReason\x12\x17\n\x0freclaim_handles\x18\x05 \x03(\x04\"\x11\n\x0fGetUsageRequest\"A\n\x10GetUsageResponse\x12-\n\x05pools\x18\x01 \x03(\x0b\x32\x1e.treadle.kv_cache.v1.PoolUsage\"\x89\x05\n\tPoolUsage\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x10\n\x08num_free\x18\x03 \x01(\r\x12\x12\n\nnum_cached\x18\x04 \x01(\r\x12\x10\n\x08num_held\x18\x05 \x01(\r\x12\x12\n\nnum_leases\x18\x06 \x01(\r\x12\x18\n\x10num_query_tokens\x18\x07 \x01(\x04\x12\x16\n\x0enum_hit_tokens\x18\x08 \x01(\x04\x12\x15\n\rnum_protected\x18\t \x01(\r\x12\x17\n\x0fnum_lease_slots\x18\n \x01(\x04\x12\x18\n\x10num_unused_slots\x18\x0b \x01(\x04\x12\x15\n\rnum_free_runs\x18\x0c \x01(\r\x12\x18\n\x10longest_free_run\x18\r \x01(\r\x12\x37\n\x0f\x66ree_run_blocks\x18\x0e \x01(\x0b\x32\x1e.treadle.kv_cache.v1.Histogram\x12\x39\n\x11\x62lock_lifetime_ms\x18\x0f \x01(\x0b\x32\x1e.treadle.kv_cache.v1.Histogram\x12<\n\x14idle_before_evict_ms\x18\x10 \x01(\x0b\x32\x1e.treadle.kv_cache.v1.Histogram\x12\x34\n\x0creuse_gap_ms\x18\x11 \x01(\x0b\x32\x1e.treadle.kv_cache.v1.Histogram\x12\x31\n\x07tenants\x18\x12 \x03(\x0b\x32 .treadle.kv_cache.v1.TenantUsage\x12\x17\n\x0fnum_host_blocks\x18\x13 \x01(\r\x12\x17\n\x0fnum_host_cached\x18\x14 \x01(\r\x12\x14\n\x0cnum_restored\x18\x15 \x01(\x04\"*\n\tHistogram\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\"\x9a\x01\n\x0bTenantUsage\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x10\n\x08num_held\x18\x02 \x01(\r\x12\x12\n\nnum_leases\x18\x03 \x01(\r\x12\x14\n\x0cnum_reserved\x18\x04 \x01(\r\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x18\n\x10num_query_tokens\x18\x06 \x01(\x04\x12\x16\n\x0enum_hit_tokens\x18\x07 \x01(\x04*\x87\x01\n\x0c\x44\x65nialReason\x12\x1d\n\x19\x44\x45NIAL_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x44\x45NIAL_REASON_CAPACITY\x10\x01\x12\x1e\n\x1a\x44\x45NIAL_REASON_TENANT_LIMIT\x10\x02\x12\x1c\n\x18\x44\x45NIAL_REASON_NEVER_FITS\x10\x03\x32\xc3\x01\n\x0eKVCacheService\x12X\n\x07Session\x12#.treadle.kv_cache.v1.SessionRequest\x1a$.treadle.kv_cache.v1.SessionResponse(\x01\x30\x01\x12W\n\x08GetUsage\x12$.treadle.kv_cache.v1.GetUsageRequest\x1a%.treadle.kv_cache.v1.GetUsageResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*treadle/kv_cache/v1/kv_cache_service.proto\x12\x13treadle.kv_cache.v1\x1a\x1ftreadle/kv_cache/v1/block.proto\")\n\x0eSchedulerHello\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\"\xd0\x02\n\x0eSessionRequest\x12\x37\n\x05hello\x18\x01 \x01(\x0b\x32#.treadle.kv_cache.v1.SchedulerHelloH\x00\x88\x01\x01\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x13\n\x0b\x63lose_pools\x18\x03 \x03(\t\x12\x31\n\nopen_pools\x18\x04 \x03(\x0b\x32\x1d.treadle.kv_cache.v1.PoolSpec\x12,\n\x07\x63ommits\x18\x05 \x03(\x0b\x32\x1b.treadle.kv_cache.v1.Commit\x12\x17\n\x0frelease_handles\x18\x06 \x03(\x04\x12.\n\x08reserves\x18\x07 \x03(\x0b\x32\x1c.treadle.kv_cache.v1.Reserve\x12*\n\x06\x61\x64mits\x18\x08 \x03(\x0b\x32\x1a.treadle.kv_cache.v1.AdmitB\x08\n\x06_hello\"\x96\x01\n\x08PoolSpec\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x16\n\x0eweight_version\x18\x05 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x06 \x01(\x04\x12\x17\n\x0fnum_host_blocks\x18\x07 \x01(\r\"\xb7\x01\n\x05\x41\x64mit\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x16\n\x0emax_num_tokens\x18\x08 \x01(\r\x12\x18\n\x10is_reserved_only\x18\t \x01(\x08\"-\n\x07Reserve\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\"H\n\x06\x43ommit\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x1b\n\x13num_computed_tokens\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"\xee\x02\n\x0fSessionResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x16\n\x0ekv_cache_epoch\x18\x02 \x01(\x04\x12\x35\n\x0copened_pools\x18\x03 \x03(\x0b\x32\x1f.treadle.kv_cache.v1.OpenedPool\x12/\n\x08\x61\x64mitted\x18\x04 \x03(\x0b\x32\x1d.treadle.kv_cache.v1.Admitted\x12/\n\x08reserved\x18\x05 \x03(\x0b\x32\x1d.treadle.kv_cache.v1.Reserved\x12+\n\x06\x64\x65nied\x18\x06 \x03(\x0b\x32\x1b.treadle.kv_cache.v1.Denied\x12\x35\n\x0c\x62lock_copies\x18\x07 \x03(\x0b\x32\x1f.treadle.kv_cache.v1.PoolCopies\x12\x34\n\x0bpool_owners\x18\x08 \x03(\x0b\x32\x1f.treadle.kv_cache.v1.PoolOwners\"+\n\nPoolOwners\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0f\n\x07tenants\x18\x02 \x03(\t\"J\n\nPoolCopies\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12.\n\x06\x63opies\x18\x02 \x03(\x0b\x32\x1e.treadle.kv_cache.v1.BlockCopy\"/\n\nOpenedPool\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x13\n\x0b\x62lock_epoch\x18\x02 \x01(\x04\"k\n\x08\x41\x64mitted\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x34\n\x0b\x62lock_table\x18\x02 \x01(\x0b\x32\x1f.treadle.kv_cache.v1.BlockTable\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\"Q\n\x08Reserved\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x35\n\x0c\x61\x64\x64\x65\x64_blocks\x18\x02 \x01(\x0b\x32\x1f.treadle.kv_cache.v1.BlockTable\"\x98\x01\n\x06\x44\x65nied\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x19\n\x11num_blocks_needed\x18\x02 \x01(\r\x12\x17\n\x0fnum_blocks_free\x18\x03 \x01(\r\x12\x31\n\x06reason\x18\x04 \x01(\x0e\x32!.treadle.kv_cache.v1.DenialReason\x12\x17\n\x0freclaim_handles\x18\x05 \x03(\x04\"\x11\n\x0fGetUsageRequest\"A\n\x10GetUsageResponse\x12-\n\x05pools\x18\x01 \x03(\x0b\x32\x1e.treadle.kv_cache.v1.PoolUsage\"\x89\x05\n\tPoolUsage\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x10\n\x08num_free\x18\x03 \x01(\r\x12\x12\n\nnum_cached\x18\x04 \x01(\r\x12\x10\n\x08num_held\x18\x05 \x01(\r\x12\x12\n\nnum_leases\x18\x06 \x01(\r\x12\x18\n\x10num_query_tokens\x18\x07 \x01(\x04\x12\x16\n\x0enum_hit_tokens\x18\x08 \x01(\x04\x12\x15\n\rnum_protected\x18\t \x01(\r\x12\x17\n\x0fnum_lease_slots\x18\n \x01(\x04\x12\x18\n\x10num_unused_slots\x18\x0b \x01(\x04\x12\x15\n\rnum_free_runs\x18\x0c \x01(\r\x12\x18\n\x10longest_free_run\x18\r \x01(\r\x12\x37\n\x0f\x66ree_run_blocks\x18\x0e \x01(\x0b\x32\x1e.treadle.kv_cache.v1.Histogram\x12\x39\n\x11\x62lock_lifetime_ms\x18\x0f \x01(\x0b\x32\x1e.treadle.kv_cache.v1.Histogram\x12<\n\x14idle_before_evict_ms\x18\x10 \x01(\x0b\x32\x1e.treadle.kv_cache.v1.Histogram\x12\x34\n\x0creuse_gap_ms\x18\x11 \x01(\x0b\x32\x1e.treadle.kv_cache.v1.Histogram\x12\x31\n\x07tenants\x18\x12 \x03(\x0b\x32 .treadle.kv_cache.v1.TenantUsage\x12\x17\n\x0fnum_host_blocks\x18\x13 \x01(\r\x12\x17\n\x0fnum_host_cached\x18\x14 \x01(\r\x12\x14\n\x0cnum_restored\x18\x15 \x01(\x04\"*\n\tHistogram\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\"\x9a\x01\n\x0bTenantUsage\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x10\n\x08num_held\x18\x02 \x01(\r\x12\x12\n\nnum_leases\x18\x03 \x01(\r\x12\x14\n\x0cnum_reserved\x18\x04 \x01(\r\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x18\n\x10num_query_tokens\x18\x06 \x01(\x04\x12\x16\n\x0enum_hit_tokens\x18\x07 \x01(\x04*\x87\x01\n\x0c\x44\x65nialReason\x12\x1d\n\x19\x44\x45NIAL_REASON_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x44\x45NIAL_REASON_CAPACITY\x10\x01\x12\x1e\n\x1a\x44\x45NIAL_REASON_TENANT_LIMIT\x10\x02\x12\x1c\n\x18\x44\x45NIAL_REASON_NEVER_FITS\x10\x03\x32\xc3\x01\n\x0eKVCacheService\x12X\n\x07Session\x12#.treadle.kv_cache.v1.SessionRequest\x1a$.treadle.kv_cache.v1.SessionResponse(\x01\x30\x01\x12W\n\x08GetUsage\x12$.treadle.kv_cache.v1.GetUsageRequest\x1a%.treadle.kv_cache.v1.GetUsageResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'treadle.kv_cache.v1.kv_cache_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DENIALREASON']._serialized_start=2619
-  _globals['_DENIALREASON']._serialized_end=2754
+  _globals['_DENIALREASON']._serialized_start=2768
+  _globals['_DENIALREASON']._serialized_end=2903
   _globals['_SCHEDULERHELLO']._serialized_start=100
   _globals['_SCHEDULERHELLO']._serialized_end=141
   _globals['_SESSIONREQUEST']._serialized_start=144
@@ -41,33 +41,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POOLSPEC']._serialized_start=483
   _globals['_POOLSPEC']._serialized_end=633
   _globals['_ADMIT']._serialized_start=636
-  _globals['_ADMIT']._serialized_end=769
-  _globals['_RESERVE']._serialized_start=771
-  _globals['_RESERVE']._serialized_end=816
-  _globals['_COMMIT']._serialized_start=818
-  _globals['_COMMIT']._serialized_end=890
-  _globals['_SESSIONRESPONSE']._serialized_start=893
-  _globals['_SESSIONRESPONSE']._serialized_end=1205
-  _globals['_POOLCOPIES']._serialized_start=1207
-  _globals['_POOLCOPIES']._serialized_end=1281
-  _globals['_OPENEDPOOL']._serialized_start=1283
-  _globals['_OPENEDPOOL']._serialized_end=1330
-  _globals['_ADMITTED']._serialized_start=1332
-  _globals['_ADMITTED']._serialized_end=1439
-  _globals['_RESERVED']._serialized_start=1441
-  _globals['_RESERVED']._serialized_end=1522
-  _globals['_DENIED']._serialized_start=1525
-  _globals['_DENIED']._serialized_end=1677
-  _globals['_GETUSAGEREQUEST']._serialized_start=1679
-  _globals['_GETUSAGEREQUEST']._serialized_end=1696
-  _globals['_GETUSAGERESPONSE']._serialized_start=1698
-  _globals['_GETUSAGERESPONSE']._serialized_end=1763
-  _globals['_POOLUSAGE']._serialized_start=1766
-  _globals['_POOLUSAGE']._serialized_end=2415
-  _globals['_HISTOGRAM']._serialized_start=2417
-  _globals['_HISTOGRAM']._serialized_end=2459
-  _globals['_TENANTUSAGE']._serialized_start=2462
-  _globals['_TENANTUSAGE']._serialized_end=2616
-  _globals['_KVCACHESERVICE']._serialized_start=2757
-  _globals['_KVCACHESERVICE']._serialized_end=2952
+  _globals['_ADMIT']._serialized_end=819
+  _globals['_RESERVE']._serialized_start=821
+  _globals['_RESERVE']._serialized_end=866
+  _globals['_COMMIT']._serialized_start=868
+  _globals['_COMMIT']._serialized_end=940
+  _globals['_SESSIONRESPONSE']._serialized_start=943
+  _globals['_SESSIONRESPONSE']._serialized_end=1309
+  _globals['_POOLOWNERS']._serialized_start=1311
+  _globals['_POOLOWNERS']._serialized_end=1354
+  _globals['_POOLCOPIES']._serialized_start=1356
+  _globals['_POOLCOPIES']._serialized_end=1430
+  _globals['_OPENEDPOOL']._serialized_start=1432
+  _globals['_OPENEDPOOL']._serialized_end=1479
+  _globals['_ADMITTED']._serialized_start=1481
+  _globals['_ADMITTED']._serialized_end=1588
+  _globals['_RESERVED']._serialized_start=1590
+  _globals['_RESERVED']._serialized_end=1671
+  _globals['_DENIED']._serialized_start=1674
+  _globals['_DENIED']._serialized_end=1826
+  _globals['_GETUSAGEREQUEST']._serialized_start=1828
+  _globals['_GETUSAGEREQUEST']._serialized_end=1845
+  _globals['_GETUSAGERESPONSE']._serialized_start=1847
+  _globals['_GETUSAGERESPONSE']._serialized_end=1912
+  _globals['_POOLUSAGE']._serialized_start=1915
+  _globals['_POOLUSAGE']._serialized_end=2564
+  _globals['_HISTOGRAM']._serialized_start=2566
+  _globals['_HISTOGRAM']._serialized_end=2608
+  _globals['_TENANTUSAGE']._serialized_start=2611
+  _globals['_TENANTUSAGE']._serialized_end=2765
+  _globals['_KVCACHESERVICE']._serialized_start=2906
+  _globals['_KVCACHESERVICE']._serialized_end=3101
 # @@protoc_insertion_point(module_scope)

@@ -64,7 +64,7 @@ class PoolSpec(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., model: _Optional[str] = ..., weight_version: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., num_host_blocks: _Optional[int] = ...) -> None: ...
 
 class Admit(_message.Message):
-    __slots__ = ("handle", "pool", "cache_scope", "token_ids", "num_tokens", "request_id", "tenant")
+    __slots__ = ("handle", "pool", "cache_scope", "token_ids", "num_tokens", "request_id", "tenant", "max_num_tokens", "is_reserved_only")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     CACHE_SCOPE_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,8 @@ class Admit(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_RESERVED_ONLY_FIELD_NUMBER: _ClassVar[int]
     handle: int
     pool: str
     cache_scope: str
@@ -79,7 +81,9 @@ class Admit(_message.Message):
     num_tokens: int
     request_id: str
     tenant: str
-    def __init__(self, handle: _Optional[int] = ..., pool: _Optional[str] = ..., cache_scope: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    max_num_tokens: int
+    is_reserved_only: bool
+    def __init__(self, handle: _Optional[int] = ..., pool: _Optional[str] = ..., cache_scope: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., max_num_tokens: _Optional[int] = ..., is_reserved_only: bool = ...) -> None: ...
 
 class Reserve(_message.Message):
     __slots__ = ("handle", "num_blocks")
@@ -100,7 +104,7 @@ class Commit(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
-    __slots__ = ("sequence", "kv_cache_epoch", "opened_pools", "admitted", "reserved", "denied", "block_copies")
+    __slots__ = ("sequence", "kv_cache_epoch", "opened_pools", "admitted", "reserved", "denied", "block_copies", "pool_owners")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     OPENED_POOLS_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +112,7 @@ class SessionResponse(_message.Message):
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     DENIED_FIELD_NUMBER: _ClassVar[int]
     BLOCK_COPIES_FIELD_NUMBER: _ClassVar[int]
+    POOL_OWNERS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     kv_cache_epoch: int
     opened_pools: _containers.RepeatedCompositeFieldContainer[OpenedPool]
@@ -115,7 +120,16 @@ class SessionResponse(_message.Message):
     reserved: _containers.RepeatedCompositeFieldContainer[Reserved]
     denied: _containers.RepeatedCompositeFieldContainer[Denied]
     block_copies: _containers.RepeatedCompositeFieldContainer[PoolCopies]
-    def __init__(self, sequence: _Optional[int] = ..., kv_cache_epoch: _Optional[int] = ..., opened_pools: _Optional[_Iterable[_Union[OpenedPool, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., denied: _Optional[_Iterable[_Union[Denied, _Mapping]]] = ..., block_copies: _Optional[_Iterable[_Union[PoolCopies, _Mapping]]] = ...) -> None: ...
+    pool_owners: _containers.RepeatedCompositeFieldContainer[PoolOwners]
+    def __init__(self, sequence: _Optional[int] = ..., kv_cache_epoch: _Optional[int] = ..., opened_pools: _Optional[_Iterable[_Union[OpenedPool, _Mapping]]] = ..., admitted: _Optional[_Iterable[_Union[Admitted, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., denied: _Optional[_Iterable[_Union[Denied, _Mapping]]] = ..., block_copies: _Optional[_Iterable[_Union[PoolCopies, _Mapping]]] = ..., pool_owners: _Optional[_Iterable[_Union[PoolOwners, _Mapping]]] = ...) -> None: ...
+
+class PoolOwners(_message.Message):
+    __slots__ = ("pool", "tenants")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    tenants: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, pool: _Optional[str] = ..., tenants: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PoolCopies(_message.Message):
     __slots__ = ("pool", "copies")
