@@ -125,6 +125,8 @@ class KVCacheMachine(RuleBasedStateMachine):
         num_free = NUM_BLOCKS - 1 - self.num_held()
         grant = self.manager.reserve(Reserve(handle, num_blocks))
         if isinstance(grant, Denied):
+            if grant.reason is DenialReason.TENANT_LIMIT:
+                num_free = self.num_below_limit(handle)
             assert (grant.num_free_blocks, grant.num_blocks_needed) == (num_free, num_blocks)
             assert num_free < num_blocks or self.has_quotas
             return
@@ -133,6 +135,10 @@ class KVCacheMachine(RuleBasedStateMachine):
             assert all(block_id not in lease.block_ids for lease in self.leases.values())
             self.prefix_by_block.pop(block_id, None)
         self.leases[handle].block_ids += grant.block_ids
+
+    def num_below_limit(self, handle: int) -> int:
+        account = self.manager.pool(POOL).lease_by_handle[handle].account
+        return account.limit - account.num_held
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
