@@ -75,6 +75,14 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print the JSON of the HTTP interface")
     explain.set_defaults(command=_explain)
 
+    kv = commands.add_parser("kv", help="look after the KV cache of a running mesh")
+    kv_actions = kv.add_subparsers(required=True, metavar="ACTION")
+    fsck = kv_actions.add_parser("fsck", help="compare what KV-cache manager, scheduler and workers hold")
+    _add_port(fsck)
+    fsck.add_argument("--repair", action="store_true", help="take away what is certainly leaked")
+    fsck.add_argument("--json", action="store_true", help="print a JSON object")
+    fsck.set_defaults(command=_fsck)
+
     chat = commands.add_parser("chat", help="talk to a running mesh in the terminal")
     _add_port(chat)
     chat.add_argument("--host", default="127.0.0.1", help="where the mesh listens")
@@ -131,6 +139,12 @@ def _explain(arguments: argparse.Namespace) -> int:
 
     question = Question(arguments.request_id, arguments.host, arguments.http_port)
     return explain(question, as_json=arguments.json)
+
+
+def _fsck(arguments: argparse.Namespace) -> int:
+    from services.launcher.fsck import fsck
+
+    return fsck(arguments.http_port, os.environ, repairs=arguments.repair, as_json=arguments.json)
 
 
 def _chat(arguments: argparse.Namespace) -> int:
