@@ -41,8 +41,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.clients: dict[str, FakeClient] = {}
         self.num_lives = 0
 
-    @initialize(depth=st.integers(1, 3), credit_tokens=st.integers(1, 4), places=st.integers(1, 3))
-    def start(self, depth: int, credit_tokens: int, places: int) -> None:
+    @initialize(
+        depth=st.integers(1, 3),
+        credit_tokens=st.integers(1, 4),
+        places=st.integers(1, 3),
+        max_draft_tokens=st.integers(0, 3),
+    )
+    def start(self, depth: int, credit_tokens: int, places: int, max_draft_tokens: int) -> None:
+        self.max_draft_tokens = max_draft_tokens
         self.scheduler = Scheduler(
             SchedulerLimits(
                 max_num_batched_tokens=4, max_num_requests=places, run_ahead_depth=depth, credit_tokens=credit_tokens
@@ -53,7 +59,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def bring_worker_back(self) -> None:
         self.num_lives += 1
-        info = WorkerInfo(WORKER, self.num_lives, 8, 2, MAX_MODEL_LEN, "m", "v")
+        info = WorkerInfo(WORKER, self.num_lives, 8, 2, MAX_MODEL_LEN, "m", "v", 0, self.max_draft_tokens)
         self.worker = FakeWorker(info)
         self.plans.clear()
         self.results.clear()

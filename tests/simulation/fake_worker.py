@@ -5,9 +5,12 @@ whole prefix. It is written to the slot that the block table names, and read bac
 A wrong block, a stale block, a row of another request or a missing position therefore changes the next token, or hits
 a poisoned slot: a block is poisoned when a request takes it up, unless the prefix cache vouches for it. Host memory
 holds entries too; a copy moves them, so that whoever relies on what was moved away is caught as well.
+
+Where it may guess tokens, it guesses any number of them, often rightly and often up to a wrong one; the entries of
+wrong ones stay in their slots, so that whoever takes them for computed is caught.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.scheduler.core import (
@@ -39,15 +42,17 @@ def next_token(entries: list[int], seed: int, output_position: int) -> int:
     return hash((tuple(entries), seed, output_position)) % VOCABULARY_SIZE
 
 
-def reference_outputs(prompt_token_ids: tuple[int, ...], num_tokens: int, seed: int) -> list[int]:
-    """Compute the outputs that an undisturbed request has, without blocks, batches or steps. Pure."""
-    token_ids = list(prompt_token_ids)
+def reference_outputs(
+    known_token_ids: Sequence[int], num_tokens: int, seed: int, first_output_position: int = 0
+) -> list[int]:
+    """Compute the next outputs of an undisturbed request, without blocks, batches or steps. Pure."""
+    token_ids = list(known_token_ids)
     entries: list[int] = []
-    for output_position in range(num_tokens):
+    for output_position in range(first_output_position, first_output_position + num_tokens):
         for position in range(len(entries), len(token_ids)):
             entries.append(kv_entry(position, token_ids[position], entries[-1] if entries else 0))
         token_ids.append(next_token(entries, seed, output_position))
-    return token_ids[len(prompt_token_ids) :]
+    return token_ids[len(known_token_ids) :]
 
 
 @dataclass
@@ -89,10 +94,11 @@ class FakeWorker:
         """Return the request that a known handle belongs to."""
         return self._state_by_handle[handle].request.request_id
 
-    def spoil(self, handle: int) -> None:
-        """Let the KV of the last step of a known handle be no numbers: whoever uses it draws wrong tokens."""
+    def spoil(self, handle: int, num_positions: int) -> None:
+        """Let the KV of the last positions of a known handle be no numbers: whoever uses it draws wrong tokens."""
         state = self._state_by_handle[handle]
-        self._slots[self._slot(state, state.num_computed_tokens - 1)] = SPOILT
+        for position in range(state.num_computed_tokens - num_positions, state.num_computed_tokens):
+            self._slots[self._slot(state, position)] = SPOILT
 
     def execute(self, plan: BatchPlan) -> StepResult:
         """Run a step.
@@ -111,8 +117,10 @@ class FakeWorker:
             self._learn(request)
         handles = [row.handle for row in plan.rows]
         self._check(len(set(handles)) == len(handles), "a request has at most one row in a plan")
-        sampled = [self._run(row) for row in plan.rows]
-        return StepResult(plan.plan_id, tuple(sample for sample in sampled if sample is not None))
+        guesses = {row.handle: self._guess(row) for row in plan.rows if row.max_draft_tokens}
+        sampled = [(row.handle, token) for row in plan.rows for token in self._run(row, guesses.get(row.handle, []))]
+        drafts = tuple((handle, len(guess)) for handle, guess in guesses.items() if guess)
+        return StepResult(plan.plan_id, tuple(sampled), drafts=drafts)
 
     def _copy(self, copy: BlockCopy) -> None:
         block_id, host_slot, block_size = copy.block_id, copy.host_slot, self.info.block_size
@@ -147,7 +155,21 @@ class FakeWorker:
             self._slots[block_id * block_size : (block_id + 1) * block_size] = [POISON] * block_size
             self._scope_by_block[block_id] = scope
 
-    def _run(self, row: ScheduledRow) -> tuple[int, int] | None:
+    def _guess(self, row: ScheduledRow) -> list[int]:
+        """Guess up to as many tokens as the row may draft; they are right up to any place, perhaps to the end."""
+        self._check(row.handle in self._state_by_handle, f"row handle {row.handle} is known")
+        self._check(0 < row.max_draft_tokens <= self.info.max_draft_tokens, "a row drafts what its worker can")
+        self._check(row.is_sampling, "a row that drafts samples")
+        state = self._state_by_handle[row.handle]
+        luck = hash(tuple(state.token_ids))
+        count = luck % (row.max_draft_tokens + 1)
+        output_position = len(state.token_ids) - state.request.num_prompt_tokens
+        guess = reference_outputs(state.token_ids, count, state.request.sampling.seed, output_position)
+        first_wrong = luck // 64 % (2 * count + 1)
+        return [(token + (place >= first_wrong)) % VOCABULARY_SIZE for place, token in enumerate(guess)]
+
+    def _run(self, row: ScheduledRow, guess: list[int]) -> list[int]:
+        """Compute a row and what was guessed to follow it; return the tokens that count."""
         self._check(row.handle in self._state_by_handle, f"row handle {row.handle} is known")
         state = self._state_by_handle[row.handle]
         state.block_ids += row.new_block_ids
@@ -155,19 +177,25 @@ class FakeWorker:
         start, end = state.num_computed_tokens, state.num_computed_tokens + row.num_scheduled_tokens
         self._check(start < end <= len(state.token_ids), "a row computes known tokens, at least one")
         self._check(row.is_sampling == (end == len(state.token_ids)), "a row samples iff it reaches the last token")
-        self._check(end <= len(state.block_ids) * self.info.block_size, "a row has slots")
+        self._check(end + row.max_draft_tokens <= len(state.block_ids) * self.info.block_size, "a row has slots")
+        self._check(end + row.max_draft_tokens < self.info.max_model_len, "a row stays within the model's length")
         entries = [self._read(state, position) for position in range(start)]
-        for position in range(start, end):
-            entry = kv_entry(position, state.token_ids[position], entries[-1] if entries else 0)
+        inputs = state.token_ids[start:end] + guess
+        for position, token_id in enumerate(inputs, start):
+            entry = kv_entry(position, token_id, entries[-1] if entries else 0)
             self._slots[self._slot(state, position)] = entry
             entries.append(entry)
         state.num_computed_tokens = end
         if not row.is_sampling:
-            return None
-        output_position = len(state.token_ids) - state.request.num_prompt_tokens
-        token_id = next_token(entries, state.request.sampling.seed, output_position)
-        state.token_ids.append(token_id)
-        return row.handle, token_id
+            return []
+        tokens: list[int] = []
+        while len(tokens) <= len(guess) and tokens == guess[: len(tokens)]:
+            output_position = len(state.token_ids) - state.request.num_prompt_tokens
+            known = entries[: end + len(tokens)]
+            tokens.append(next_token(known, state.request.sampling.seed, output_position))
+            state.token_ids.append(tokens[-1])
+        state.num_computed_tokens = end + len(tokens) - 1
+        return tokens
 
     def _slot(self, state: _State, position: int) -> int:
         block_size = self.info.block_size

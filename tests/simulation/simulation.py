@@ -61,7 +61,7 @@ class Simulation:
     def __init__(self, seed: int, prefix_hash: PrefixHash = sha256) -> None:
         self.prefix_hash = prefix_hash
         self.rng = random.Random(seed)
-        self.world = World.draw(self.rng)
+        self.world = World.draw(self.rng, seed)
         self.traffic = Traffic(self.world, self.rng)
         self.scheduler = Scheduler(self.world.limits, epoch=1000, policy_settings=self.world.policy)
         self.order = OrderObserver(self.world)
@@ -194,14 +194,19 @@ class Simulation:
         plan = site.plans.popleft()
         result = site.worker.execute(plan)
         self.num_steps += 1
-        num_tokens = sum(row.num_scheduled_tokens for row in plan.rows)
+        num_tokens = sum(row.num_scheduled_tokens + row.max_draft_tokens for row in plan.rows)
+        if num_tokens > self.world.limits.max_num_batched_tokens:
+            raise SimulationError(f"a step has {num_tokens} tokens")
         self.now_ms += 1 + num_tokens // 4
         result = replace(result, device_time_us=1000 + 250 * num_tokens)
         if result.sampled and self.rng.random() < self.world.spoil_ratio:
-            (failed_handle, _), *sampled = result.sampled
-            site.worker.spoil(failed_handle)
+            failed_handle, _ = result.sampled[0]
+            counted = [sample for sample in result.sampled if sample[0] == failed_handle]
+            others = result.sampled[len(counted) :]
+            num_kept = self.rng.randrange(len(counted))
+            site.worker.spoil(failed_handle, len(counted) - num_kept)
             self.allow_failure(site.worker.request_id_of(failed_handle))
-            result = replace(result, sampled=tuple(sampled), failed_handles=(failed_handle,))
+            result = replace(result, sampled=(*counted[:num_kept], *others), failed_handles=(failed_handle,))
         site.results.append(result)
 
     def _apply(self, name: str, site: WorkerSite) -> None:

@@ -41,13 +41,18 @@ def test_world_is_the_same_when_its_seed_is_replayed() -> None:
 
 
 @pytest.mark.slow
-def test_worlds_together_see_preemption_prefix_hits_and_faults() -> None:
-    num_preemptions = num_hit_tokens = num_lives = 0
+def test_worlds_together_see_preemption_prefix_hits_faults_and_guesses() -> None:
+    num_preemptions = num_hit_tokens = num_lives = num_accepted = num_rejected = 0
     for seed in range(30):
         simulation = run_seed(seed)
         num_preemptions += simulation.scheduler.load().num_preemptions
         num_hit_tokens += sum(simulation.manager.usage(name).hit_tokens for name in simulation.site_by_worker)
         num_lives += simulation.num_lives - simulation.world.num_workers
+        load = simulation.scheduler.load()
+        num_accepted += sum(load.num_accepted_by_place)
+        num_rejected += sum(load.num_drafted_by_place) - sum(load.num_accepted_by_place)
     assert num_preemptions > 10
     assert num_hit_tokens > 100
     assert num_lives > 10
+    assert num_accepted > 50
+    assert num_rejected > 50

@@ -1,7 +1,7 @@
 """The sizes and the traffic of one simulated world, drawn so that trouble is likely."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from services.scheduler.core import (
@@ -21,7 +21,7 @@ BACKLOG_RATIO = 0.2
 
 @dataclass(frozen=True)
 class World:
-    """Few blocks, few places, small budgets.
+    """Few blocks, few places, small budgets; workers that guess up to ``max_draft_tokens``.
 
     A backlog world has many small requests of tenants that differ in size, so that shares and turns matter. Any other
     has few large ones, so that blocks are short.
@@ -46,11 +46,15 @@ class World:
     arrival_ratio: float
     fault_ratio: float
     spoil_ratio: float
+    max_draft_tokens: int = 0
 
     @classmethod
-    def draw(cls, rng: random.Random) -> "World":
-        """Draw a world."""
-        return cls._draw_backlog(rng) if rng.random() < BACKLOG_RATIO else cls._draw_shortage(rng)
+    def draw(cls, rng: random.Random, seed: int) -> "World":
+        """Draw the world of a seed."""
+        world = cls._draw_backlog(rng) if rng.random() < BACKLOG_RATIO else cls._draw_shortage(rng)
+        # Numbers of its own, so that worlds without guesses are what they were before workers could guess.
+        max_draft_tokens = random.Random(f"guesses of {seed}").choice([0, 0, 1, 4])
+        return replace(world, max_draft_tokens=max_draft_tokens)
 
     @classmethod
     def _draw_shortage(cls, rng: random.Random) -> "World":
@@ -116,7 +120,15 @@ class World:
     def worker_info(self, name: str, epoch: int) -> WorkerInfo:
         """Build the facts of a worker; all workers are alike."""
         return WorkerInfo(
-            name, epoch, self.num_blocks, self.block_size, self.max_model_len, MODEL, "v1", self.num_host_blocks
+            name,
+            epoch,
+            self.num_blocks,
+            self.block_size,
+            self.max_model_len,
+            MODEL,
+            "v1",
+            self.num_host_blocks,
+            self.max_draft_tokens,
         )
 
     def fits(self, submission: Submission) -> bool:

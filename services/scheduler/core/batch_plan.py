@@ -5,12 +5,18 @@ come in full, known ones by handle. A row computes the positions ``[start, start
 request, ``start`` being what that worker has computed (or been told to be computed) for the handle so far. With
 run-ahead, plan k+1 is sent before result k is back; its decode rows take the token that plan k samples, which only
 the worker knows by then.
+
+So only the worker can guess what comes after that token. A row grants it positions for guesses; it samples after each,
+and as many tokens count as there are guesses that came true, plus one.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.scheduler.core.kv_messages import BlockCopy
+
+NOT_A_NUMBER = "the model's output was not a number; change the prompt or report this"
+"""Why a request of ``StepResult.failed_handles`` ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +56,16 @@ class ScheduledRow(NamedTuple):
     """One request's share of a step.
 
     ``new_block_ids`` are appended to the block table before the step. ``is_sampling``: the token after the row's last
-    position is sampled, appended to the worker's own token list, and reported. A named tuple, not a dataclass: one is
-    made for every token, and it takes a third of the time.
+    position is sampled, appended to the worker's own token list, and reported. ``max_draft_tokens``: positions beyond
+    that the worker may compute for guessed tokens; they have slots. A named tuple, not a dataclass: one is made for
+    every token, and it takes a third of the time.
     """
 
     handle: int
     num_scheduled_tokens: int
     new_block_ids: tuple[int, ...]
     is_sampling: bool
+    max_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +88,14 @@ class BatchPlan:
 class StepResult:
     """What came out of the plan ``plan_id``.
 
-    ``sampled`` holds ``(handle, token_id)`` for each sampling row; a row whose logits were no numbers is in
-    ``failed_handles`` instead. ``device_time_us`` is how long the device was busy; 0 when it was not measured.
+    ``sampled`` holds ``(handle, token_id)`` for each sampling row, and once more for each guess that came true, in
+    order; a row whose logits were no numbers is in ``failed_handles``, with whatever came true before. ``drafts`` holds
+    ``(handle, num_tokens)`` for each row whose tokens were guessed. ``device_time_us`` is how long the device was busy;
+    0 when it was not measured.
     """
 
     plan_id: int
     sampled: tuple[tuple[int, int], ...]
     failed_handles: tuple[int, ...] = ()
     device_time_us: int = 0
+    drafts: tuple[tuple[int, int], ...] = ()

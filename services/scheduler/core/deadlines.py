@@ -18,14 +18,21 @@ def fastest_step_ms(lanes: Collection[Lane]) -> float:
     return min((lane.step_time.fastest_ms or 0.0 for lane in lanes), default=0.0)
 
 
-def cannot_make_deadline(request: Request, now_ms: int, step_ms: float, limits: SchedulerLimits) -> bool:
+def max_tokens_a_step(lanes: Collection[Lane]) -> int:
+    """Return the most tokens that a step of any of ``lanes`` samples for one request, all guesses being true."""
+    return 1 + max((lane.info.max_draft_tokens for lane in lanes), default=0)
+
+
+def cannot_make_deadline(
+    request: Request, now_ms: int, step_ms: float, limits: SchedulerLimits, num_tokens_a_step: int
+) -> bool:
     """Tell whether the deadline of ``request`` lies before the end of its last step, were each as short as possible."""
     deadline_ms = request.submission.deadline_ms
     assert deadline_ms is not None
-    return now_ms + min_num_steps(request, limits) * step_ms > deadline_ms
+    return now_ms + min_num_steps(request, limits, num_tokens_a_step) * step_ms > deadline_ms
 
 
-def min_num_steps(request: Request, limits: SchedulerLimits) -> int:
+def min_num_steps(request: Request, limits: SchedulerLimits, num_tokens_a_step: int = 1) -> int:
     """Return how many steps are yet to be planned for ``request`` at least; of those in flight nothing is known."""
     if request.status is not RequestStatus.RUNNING:
         num_to_compute, num_expected_tokens = 1, len(request.token_ids)  # a prefix hit may leave one token
@@ -35,7 +42,8 @@ def min_num_steps(request: Request, limits: SchedulerLimits) -> int:
     num_outputs_due = max(1, request.submission.min_tokens) - (num_expected_tokens - request.num_prompt_tokens)
     if num_outputs_due <= 0:
         return 0
-    return -(-num_to_compute // limits.max_num_batched_tokens) + num_outputs_due - 1
+    num_steps_after_the_first_sample = -(-(num_outputs_due - 1) // num_tokens_a_step)
+    return -(-num_to_compute // limits.max_num_batched_tokens) + num_steps_after_the_first_sample
 
 
 def deadline_error(*, has_passed: bool) -> EngineError:

@@ -27,6 +27,8 @@ class Finish:
         num_cached_tokens: Prompt tokens that the first admission found in the prefix cache.
         stop_token_id: The end token, for STOP; it is the last of the output.
         error: What went wrong, for ERROR.
+        num_draft_tokens: How many output tokens were guessed in advance.
+        num_accepted_tokens: How many of the guesses came true.
     """
 
     reason: FinishReason
@@ -35,6 +37,8 @@ class Finish:
     num_cached_tokens: int
     stop_token_id: int | None = None
     error: EngineError | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class RequestEvent(NamedTuple):

@@ -3,7 +3,7 @@
 1. Place: a live request is in exactly one queue, or admitting in one lane, or running in one lane, as its status says.
 2. Progress: ``computed <= planned <= expected <= max_known``, ``known <= expected``, and no more is planned than has
 slots. 3. In flight: the live rows in flight of a request add up to ``planned - computed``, and their samples to
-   ``expected - known``.
+   ``expected - known``; what they may draft counts in both, as if all of it came true.
 4. Bounds: no lane has more requests than places, or more plans in flight than the run-ahead depth.
 5. Sums: the counters of the queue, and of the tenants' accounts, are those of their members.
 """
@@ -62,9 +62,9 @@ def _check_lane(lane: Lane, limits: SchedulerLimits) -> None:
     num_tokens_in_flight: dict[int, int] = {}
     num_samples_in_flight: dict[int, int] = {}
     for plan in lane.in_flight:
-        for handle, num_tokens, _, is_sampling in plan.rows:
-            num_tokens_in_flight[handle] = num_tokens_in_flight.get(handle, 0) + num_tokens
-            num_samples_in_flight[handle] = num_samples_in_flight.get(handle, 0) + is_sampling
+        for handle, num_tokens, _, is_sampling, max_draft_tokens in plan.rows:
+            num_tokens_in_flight[handle] = num_tokens_in_flight.get(handle, 0) + num_tokens + max_draft_tokens
+            num_samples_in_flight[handle] = num_samples_in_flight.get(handle, 0) + is_sampling + max_draft_tokens
     for handle, request in lane.admitting.items():
         is_abandoned = request.handle != handle
         require(is_abandoned or request.status is RequestStatus.ADMITTING, "admitting means asked for", handle=handle)

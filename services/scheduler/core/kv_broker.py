@@ -103,7 +103,7 @@ class KVBroker:
         assert request.lane is not None
         block_size = request.lane.info.block_size
         # Never more slots than the request can use: its last token is not computed.
-        num_slots_wanted = min(request.num_expected_tokens + self._limits.credit_tokens, request.max_known_tokens - 1)
+        num_slots_wanted = min(request.num_expected_tokens + request.lane.credit_tokens, request.max_known_tokens - 1)
         num_blocks = -(-(num_slots_wanted - request.num_slots) // block_size)
         request.refill_at = NEVER
         self._reserving_by_handle[request.handle] = request
@@ -172,7 +172,7 @@ class KVBroker:
             pool=lane.info.name,
             cache_scope=request.submission.cache_scope,
             token_ids=tuple(request.token_ids),
-            num_tokens=min(len(request.token_ids) + self._limits.credit_tokens, request.max_known_tokens - 1),
+            num_tokens=min(len(request.token_ids) + lane.credit_tokens, request.max_known_tokens - 1),
             request_id=request.request_id,
             tenant=request.submission.tenant,
         )
@@ -227,7 +227,8 @@ class KVBroker:
         request = self._reserving_by_handle.pop(grant.handle, None)
         if request is not None:
             assert request.lane is not None
-            if request.num_planned_tokens == request.num_slots:
+            # Where tokens are guessed, what is planned is only the most that may be, and says nothing of steps.
+            if request.num_planned_tokens == request.num_slots and not request.lane.info.max_draft_tokens:
                 next_step = request.lane.last_plan_id + 1
                 request.timeline.note_refilled(self._book.now_ms, next_step, request.num_planned_tokens)
             request.add_blocks(grant.block_ids)

@@ -22,7 +22,8 @@ class WorkerInfo:
     """Facts of a worker.
 
     ``num_blocks`` counts the null block; ``max_model_len`` bounds prompt and output together; ``num_host_blocks`` is
-    the size of the host tier as it is to be used, see :mod:`host_tier`.
+    the size of the host tier as it is to be used, see :mod:`host_tier`; ``max_draft_tokens`` is how many tokens it can
+    guess for a row, 0 for a worker that does not guess.
     """
 
     name: str
@@ -33,6 +34,7 @@ class WorkerInfo:
     model: str
     weight_version: str
     num_host_blocks: int = 0
+    max_draft_tokens: int = 0
 
     @property
     def num_usable_slots(self) -> int:
@@ -65,6 +67,8 @@ class AdmissionHold(Enum):
 class PlanInFlight:
     """A plan without result yet; ``requests[i]`` is what ``rows[i]`` was planned for; ``num_tokens`` sums the rows.
 
+    ``num_tokens`` includes ``num_draft_tokens``: what the rows may draft besides.
+
     The first ``num_decodes`` rows are one token each. ``finished_handles`` are those that the worker forgets with it.
     """
 
@@ -75,10 +79,18 @@ class PlanInFlight:
     num_decodes: int
     finished_handles: tuple[int, ...] = ()
 
+    num_draft_tokens: int = 0
+
     @property
     def has_chunks(self) -> bool:
         """Whether some row catches up."""
         return self.num_decodes < len(self.rows)
+
+    def note_step(self) -> None:
+        """Write into the timelines that the result is there, for rows that compute any number of tokens."""
+        for request, row in zip(self.requests, self.rows, strict=True):
+            if request.handle == row.handle:
+                request.timeline.note_step(self.plan_id)
 
     def note_chunks_planned(self, now_ms: int) -> None:
         """Write the rows that catch up into the timelines."""
@@ -99,7 +111,7 @@ class Lane:
 
     Attributes:
         info: Facts of the worker.
-        credit_tokens: As in the limits.
+        credit_tokens: As in the limits, and what a row may draft besides.
         last_plan_id: Of the newest plan; the first lane of a worker starts from 0.
         prefixes: Beginnings of prompts that were admitted here.
         step_time: How long steps take here.

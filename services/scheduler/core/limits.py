@@ -64,7 +64,8 @@ class SchedulerLoad:
     """What the scheduler is busy with now, and counts since its start.
 
     ``num_waiting`` includes requests whose admission is being asked for. ``num_preemptions`` counts every return of a
-    running request to the queue, whatever the cause.
+    running request to the queue, whatever the cause. ``num_drafted_by_place`` counts guessed tokens by their place in
+    the guess, ``num_accepted_by_place`` those of them that came true.
     """
 
     num_waiting: int
@@ -75,3 +76,5 @@ class SchedulerLoad:
     num_scheduled_tokens: int
     num_sampled_tokens: int
     workers: tuple[WorkerLoad, ...]
+    num_drafted_by_place: tuple[int, ...] = ()
+    num_accepted_by_place: tuple[int, ...] = ()

@@ -9,7 +9,8 @@ With run-ahead each of the two numbers has a confirmed and an expected value::
 
 A request can be planned while ``num_planned_tokens < num_expected_tokens < max_known_tokens``. The row samples iff it
 reaches ``num_expected_tokens``, and then expects one token more. In steady decoding exactly one token is to be
-planned: the one that the step before samples.
+planned: the one that the step before samples. Where the worker may guess tokens, planned and expected are the most
+that may be, until a result says what came true.
 """
 
 from dataclasses import dataclass, field
@@ -85,6 +86,8 @@ class Request:
         is_steady: Whether it is known and the worker knows all its blocks, so that decoding takes just ``steady_row``.
         steady_row: The row of one token that samples and brings no block; the same at every step of an admission.
         num_sent_blocks: Of ``block_ids``, how many the worker has been told.
+        num_draft_tokens: How many tokens were guessed for it.
+        num_accepted_tokens: How many of them came true.
     """
 
     submission: Submission
@@ -115,6 +118,8 @@ class Request:
     is_steady: bool = False
     steady_row: ScheduledRow = _NO_ROW
     num_sent_blocks: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @classmethod
     def from_submission(cls, submission: Submission, arrival: int, arrival_ms: int, account: Account) -> "Request":
@@ -220,6 +225,16 @@ class Request:
             self.num_sent_blocks = len(self.block_ids)
         self.is_steady = True
         return ScheduledRow(self.handle, num_tokens, new_block_ids, is_sampling)
+
+    def grant_drafts(self, num_tokens: int) -> None:
+        """Let the row that was planned last go on by so many guessed tokens, which must have slots."""
+        self.num_planned_tokens += num_tokens
+        self.num_expected_tokens += num_tokens
+
+    def take_back_drafts(self, num_tokens: int) -> None:
+        """Count so many granted tokens as not come true: later positions begin that much earlier."""
+        self.num_planned_tokens -= num_tokens
+        self.num_expected_tokens -= num_tokens
 
     def leave_lane(self, status: RequestStatus) -> None:
         """Forget the present admission. Known tokens stay; whatever is in flight for the old handle is void."""

@@ -217,6 +217,8 @@ def make_finish(request: Request, reason: FinishReason, error: EngineError | Non
         num_cached_tokens=request.num_cached_tokens or 0,
         stop_token_id=request.token_ids[-1] if is_stop else None,
         error=error,
+        num_draft_tokens=request.num_draft_tokens,
+        num_accepted_tokens=request.num_accepted_tokens,
     )
 
 

@@ -17,8 +17,14 @@ exactly one event with a finish; after that nothing of it is left. The laws are 
 
 from services.common.errors import EngineError, ErrorReason
 from services.common.verify import require
-from services.scheduler.core.batch_plan import BatchPlan, StepResult
-from services.scheduler.core.deadlines import cannot_make_deadline, deadline_error, fastest_step_ms
+from services.scheduler.core.batch_plan import NOT_A_NUMBER, BatchPlan, StepResult
+from services.scheduler.core.deadlines import (
+    cannot_make_deadline,
+    deadline_error,
+    fastest_step_ms,
+    max_tokens_a_step,
+)
+from services.scheduler.core.drafts import DraftCounts, apply_drafting_rows, grant_drafts
 from services.scheduler.core.events import FinishReason, RequestEvent
 from services.scheduler.core.handles import SchedulerHandles, list_handles
 from services.scheduler.core.invariants import check_scheduler_state
@@ -56,6 +62,7 @@ class Scheduler:
         self._num_steps = 0
         self._num_scheduled_tokens = 0
         self._num_sampled_tokens = 0
+        self._drafts = DraftCounts()
 
     # The step: plan, execute elsewhere, apply.
 
@@ -73,6 +80,8 @@ class Scheduler:
             return None
         budget = budget_within_target(self._limits, lane.step_time)
         draft = plan_rows(lane.running.values(), self._limits, budget)
+        if lane.info.max_draft_tokens:
+            grant_drafts(draft, budget, lane.info.max_draft_tokens)
         if not draft.rows and not lane.has_errands:
             return None
         for request in draft.low_on_slots:
@@ -80,7 +89,15 @@ class Scheduler:
         finished_handles, lane.finished_handles = tuple(lane.finished_handles), []
         block_copies, lane.block_copies = tuple(lane.block_copies), []
         plan_id = lane.take_plan_id()
-        plan = PlanInFlight(plan_id, draft.requests, draft.rows, draft.num_tokens, draft.num_decodes, finished_handles)
+        plan = PlanInFlight(
+            plan_id,
+            draft.requests,
+            draft.rows,
+            draft.num_tokens,
+            draft.num_decodes,
+            finished_handles,
+            draft.num_draft_tokens,
+        )
         lane.in_flight.append(plan)
         if plan.has_chunks:
             plan.note_chunks_planned(self._book.now_ms)
@@ -95,18 +112,24 @@ class Scheduler:
         lost and has come back since.
 
         Raises:
-            InvariantError: the result is out of order, or lacks a token that its plan samples.
+            InvariantError: the result is out of order, or lacks a token that its plan samples, or has too many.
         """
         lane = self._lane_by_worker.get(worker)
         plan = lane.pop_in_flight(result.plan_id) if lane is not None else None
         if lane is None or plan is None:
             return
+        if lane.info.max_draft_tokens:
+            plan.note_step()
+        if plan.num_draft_tokens:
+            apply_drafting_rows(plan, result, self._drafts, self._take_token, self._fail)
         token_id_by_handle = dict(result.sampled)
-        for request, (handle, num_tokens, _, is_sampling) in zip(plan.requests, plan.rows, strict=True):
-            if request.handle != handle:
+        for request, (handle, num_tokens, _, is_sampling, max_draft_tokens) in zip(
+            plan.requests, plan.rows, strict=True
+        ):
+            if request.handle != handle or max_draft_tokens:
                 continue
             if handle in result.failed_handles:
-                self._fail(request, "the model's output was not a number; change the prompt or report this")
+                self._fail(request, NOT_A_NUMBER)
                 continue
             request.num_computed_tokens += num_tokens
             if request.num_computed_tokens >= request.commit_at:
@@ -119,10 +142,11 @@ class Scheduler:
                     self._append_output(request, token_id)
         if plan.has_chunks:
             plan.note_chunks_computed(self._book.now_ms)
-        if plan.num_tokens and result.device_time_us:
-            lane.step_time.note(plan.num_tokens, result.device_time_us / 1000)
+        num_tokens = plan.num_tokens - plan.num_draft_tokens + sum(num_drafted for _, num_drafted in result.drafts)
+        if num_tokens and result.device_time_us:
+            lane.step_time.note(num_tokens, result.device_time_us / 1000)
         self._num_steps += 1
-        self._num_scheduled_tokens += plan.num_tokens
+        self._num_scheduled_tokens += num_tokens
         self._num_sampled_tokens += len(result.sampled)
 
     def apply_failure(self, worker: str, plan_id: int, reason: str) -> None:
@@ -197,10 +221,11 @@ class Scheduler:
 
         Visits every live request that has a deadline.
         """
-        step_ms = fastest_step_ms(self._lane_by_worker.values())
+        lanes = self._lane_by_worker.values()
+        step_ms, num_tokens_a_step = fastest_step_ms(lanes), max_tokens_a_step(lanes)
         if self._policy.has_deadlines and step_ms:
             for request in self._book.with_deadlines():
-                if cannot_make_deadline(request, now_ms, step_ms, self._limits):
+                if cannot_make_deadline(request, now_ms, step_ms, self._limits, num_tokens_a_step):
                     self._end(request, FinishReason.ERROR, deadline_error(has_passed=False))
 
     def advance_time(self, now_ms: int) -> None:
@@ -232,7 +257,7 @@ class Scheduler:
         self.close_worker(info.name)
         last_plan_id = self._last_plan_id_by_worker.get(info.name, 0)
         prefixes = PrefixMap(info.num_usable_slots // PIECE_TOKENS)
-        lane = Lane(info, self._limits.credit_tokens, last_plan_id, prefixes)
+        lane = Lane(info, self._limits.credit_tokens + info.max_draft_tokens, last_plan_id, prefixes)
         self._lane_by_worker[info.name] = lane
         self._kv.open_lane(lane)
         infos = [lane.info for lane in self._lane_by_worker.values()]
@@ -299,6 +324,8 @@ class Scheduler:
             num_steps=self._num_steps,
             num_scheduled_tokens=self._num_scheduled_tokens,
             num_sampled_tokens=self._num_sampled_tokens,
+            num_drafted_by_place=tuple(self._drafts.drafted),
+            num_accepted_by_place=tuple(self._drafts.accepted),
             workers=tuple(
                 WorkerLoad(lane.info.name, len(lane.running), len(lane.in_flight), lane.is_draining) for lane in lanes
             ),
@@ -320,6 +347,12 @@ class Scheduler:
     def _is_filling(self, lane: Lane) -> bool:
         begins_at_ms = lane.begins_at_ms(self._limits)
         return begins_at_ms is not None and self._book.now_ms < begins_at_ms
+
+    def _take_token(self, request: Request, num_computed_tokens: int, token_id: int) -> None:
+        request.num_computed_tokens += num_computed_tokens
+        if request.num_computed_tokens >= request.commit_at:
+            self._kv.note_computed(request)
+        self._append_output(request, token_id)
 
     def _append_output(self, request: Request, token_id: int) -> None:
         request.token_ids.append(token_id)

@@ -2,7 +2,9 @@
 
 A decoding row costs nothing here. A run of decoding steps is not counted but computed when it ends: each of its steps
 computes one token, so the tokens computed since it began tell its last step. Only what changes that is noted: an
-admission, a chunk of a prompt, a late block, a preemption, the end.
+admission, a chunk of a prompt, a late block, a preemption, the end. Where a worker guesses tokens a step computes any
+number of them, so there each step is noted, by one assignment; steps that go by without the request then show as a
+run with more steps than tokens.
 
 Bounds: a live request has one timeline of at most ``MAX_EVENTS`` events, those of the middle being dropped; of ended
 requests the ring keeps the last so many.
@@ -46,6 +48,7 @@ class Timeline:
         "_decode_from_ms",
         "_decode_step",
         "_events",
+        "_last_step",
         "_num_admitted_before",
         "_num_left_out",
         "_submission",
@@ -62,6 +65,7 @@ class Timeline:
         self._decode_step = 0  # where the present run of decoding begins, if there is one
         self._decode_base = 0  # tokens computed before it
         self._decode_from_ms = 0
+        self._last_step = 0  # the last that was noted; 0 where steps are not
         self.peer = Peer(submission.request_id, submission.tenant, submission.priority)
 
     def note_queued(
@@ -88,6 +92,7 @@ class Timeline:
         """Note an admission; the first row may come in ``next_step``."""
         num_went_before = num_admitted - self._num_admitted_before
         self._add(Admitted(now_ms, worker, num_known, num_cached, num_went_before))
+        self._last_step = 0
         self._worker = worker
         self._begin_decoding(now_ms, next_step, num_cached)
 
@@ -111,6 +116,10 @@ class Timeline:
             if run.kind is RunKind.CATCH_UP and run.first_step <= step <= run.last_step:
                 self._events[index] = _with_end(run, run.last_step, run.num_tokens, now_ms)
                 return
+
+    def note_step(self, step: int) -> None:
+        """Note a step whose result is there, of a worker that guesses tokens."""
+        self._last_step = step
 
     def note_refilled(self, now_ms: int, next_step: int, num_planned_tokens: int) -> None:
         """Note that a decoding request that had used all its slots got more; steps may have gone by without it."""
@@ -188,7 +197,7 @@ class Timeline:
 
     def _decoding(self, now_ms: int, num_tokens: int) -> Scheduled:
         first_step, num_decoded = self._decode_step, num_tokens - self._decode_base
-        last_step = first_step + num_decoded - 1
+        last_step = self._last_step if self._last_step >= first_step else first_step + num_decoded - 1
         return Scheduled(self._decode_from_ms, now_ms, self._worker, RunKind.DECODE, first_step, last_step, num_decoded)
 
     def _add(self, event: TimelineEvent) -> None:

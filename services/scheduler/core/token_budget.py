@@ -40,6 +40,7 @@ class StepDraft:
         new_requests: Introductions of those that are new to the worker.
         num_tokens: Sum over the rows.
         num_decodes: Rows at the beginning that are one token each; the others catch up.
+        num_draft_tokens: What rows may draft besides; ``num_tokens`` includes it.
         low_on_slots: Those whose credit of slots is to be refilled.
     """
 
@@ -48,6 +49,7 @@ class StepDraft:
     new_requests: list[NewRequest] = field(default_factory=list)
     num_tokens: int = 0
     num_decodes: int = 0
+    num_draft_tokens: int = 0
     low_on_slots: list[Request] = field(default_factory=list)
 
     def add(self, request: Request, num_tokens: int) -> None:
