@@ -14,7 +14,7 @@ from services.common.rpc.channel import open_channel
 from services.common.rpc.outbox import Outbox
 from services.common.rpc.streams import exchange, open_stream, read_greeting, write_message
 from services.common.tasks import Backoff, keep_up
-from services.scheduler.core.batch_plan import BatchPlan, NewRequest, StepResult
+from services.scheduler.core.batch_plan import BatchPlan
 from services.scheduler.core.host_tier import HostTierFacts, HostTierUse, num_useful_host_blocks
 from services.scheduler.core.kv_messages import (
     AdmitGranted,
@@ -29,17 +29,16 @@ from services.scheduler.core.lane import WorkerInfo
 from services.scheduler.core.limits import SchedulerLimits
 from services.scheduler.engine_loop import EngineLoop
 from services.scheduler.plan_log.recording import Recorder
-from treadle.common.v1 import sampling_pb2
+from services.scheduler.plan_wire import from_step_result, to_batch_plan
 from treadle.kv_cache.v1 import block_pb2, kv_cache_service_pb2, kv_cache_service_pb2_grpc
-from treadle.worker.v1 import batch_plan_pb2, worker_service_pb2, worker_service_pb2_grpc
+from treadle.worker.v1 import worker_service_pb2, worker_service_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-_COPY_DIRECTIONS = {
-    CopyDirection.TO_HOST: block_pb2.COPY_DIRECTION_TO_HOST,
-    CopyDirection.TO_DEVICE: block_pb2.COPY_DIRECTION_TO_DEVICE,
+_COPY_DIRECTION_BY_NUMBER = {
+    int(block_pb2.COPY_DIRECTION_TO_HOST): CopyDirection.TO_HOST,
+    int(block_pb2.COPY_DIRECTION_TO_DEVICE): CopyDirection.TO_DEVICE,
 }
-_COPY_DIRECTION_BY_NUMBER = {int(number): direction for direction, number in _COPY_DIRECTIONS.items()}
 
 
 class KVCacheLink:
@@ -111,7 +110,7 @@ class WorkerLink:
 
     def send_plan(self, plan: BatchPlan) -> None:
         """Queue a plan, chained to the one before it."""
-        message = _to_batch_plan(plan, self._epoch)
+        message = to_batch_plan(plan, self._epoch)
         message.prev_hash = self._prev_hash
         self._prev_hash = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16).digest()
         self._recorder.plan_sent(self._log_stream, message)
@@ -183,6 +182,7 @@ class WorkerLink:
             model=capabilities.model,
             weight_version=capabilities.weight_version,
             num_host_blocks=num_host_blocks,
+            max_draft_tokens=capabilities.max_draft_tokens,
         )
 
     def _receive(self, response: worker_service_pb2.RunStepsResponse) -> None:
@@ -192,15 +192,7 @@ class WorkerLink:
             return
         result = response.result
         self._recorder.result_received(self._log_stream, result)
-        self._engine.step_result(
-            self._name,
-            StepResult(
-                plan_id=result.plan_id,
-                sampled=tuple(zip(result.sampled_handles, result.sampled_token_ids, strict=True)),
-                failed_handles=tuple(result.failed_handles),
-                device_time_us=result.device_time_us,
-            ),
-        )
+        self._engine.step_result(self._name, from_step_result(result))
 
 
 def _to_session_request(message: KVMessage) -> kv_cache_service_pb2.SessionRequest:
@@ -265,46 +257,4 @@ def _from_session_response(response: kv_cache_service_pb2.SessionResponse) -> KV
             )
             for in_pool in response.block_copies
         ),
-    )
-
-
-def _to_batch_plan(plan: BatchPlan, scheduler_epoch: int) -> batch_plan_pb2.BatchPlan:
-    message = batch_plan_pb2.BatchPlan(
-        plan_id=plan.plan_id, scheduler_epoch=scheduler_epoch, finished_handles=plan.finished_handles
-    )
-    for copy in plan.block_copies:
-        direction = _COPY_DIRECTIONS[copy.direction]
-        message.block_copies.add(direction=direction, block_id=copy.block_id, host_slot=copy.host_slot)
-    for request in plan.new_requests:
-        message.new_requests.append(_to_new_request(request, plan.worker))
-    for row in plan.rows:
-        if row.num_scheduled_tokens == 1 and row.is_sampling and not row.new_block_ids:
-            message.steady_handles.append(row.handle)
-        else:
-            message.rows.add(
-                handle=row.handle,
-                num_scheduled_tokens=row.num_scheduled_tokens,
-                new_block_ids=row.new_block_ids,
-                is_sampling=row.is_sampling,
-            )
-    return message
-
-
-def _to_new_request(request: NewRequest, pool: str) -> batch_plan_pb2.NewRequest:
-    sampling = request.sampling
-    return batch_plan_pb2.NewRequest(
-        handle=request.handle,
-        request_id=request.request_id,
-        token_ids=request.token_ids,
-        num_prompt_tokens=request.num_prompt_tokens,
-        sampling=sampling_pb2.SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-        ),
-        sample_index=sampling.sample_index,
-        block_table=block_pb2.BlockTable(pool=pool, block_epoch=request.block_epoch, block_ids=request.block_ids),
-        num_computed_tokens=request.num_computed_tokens,
     )

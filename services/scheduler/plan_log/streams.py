@@ -141,5 +141,6 @@ def _note_needs(stream: StreamSummary, plan: batch_plan_pb2.BatchPlan, computed:
     if stream.is_whole and not stream.needs_older_kv:
         computed.block_ids.update(block_ids)
     stream.num_blocks_needed = max(stream.num_blocks_needed, *(block_id + 1 for block_id in block_ids), 1)
-    num_tokens = len(plan.steady_handles) + sum(row.num_scheduled_tokens for row in plan.rows)
+    num_tokens = len(plan.steady_handles) * (1 + plan.steady_max_draft_tokens)
+    num_tokens += sum(row.num_scheduled_tokens + row.max_draft_tokens for row in plan.rows)
     stream.num_tokens_needed = max(stream.num_tokens_needed, num_tokens)

@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -184,13 +185,22 @@ class _OutputPositions:
 def _first_difference(
     step: RecordedStep, replayed: batch_plan_pb2.StepResult, positions: _OutputPositions, number: int
 ) -> Difference | None:
-    then = dict(zip(step.result.sampled_handles, step.result.sampled_token_ids, strict=True))
-    now = dict(zip(replayed.sampled_handles, replayed.sampled_token_ids, strict=True))
+    then, now = _tokens_by_handle(step.result), _tokens_by_handle(replayed)
     for handle in (*then, *(handle for handle in now if handle not in then)):
-        if then.get(handle) != now.get(handle):
-            request_id, position = positions.of(handle)
-            return Difference(step.plan.plan_id, number, request_id, position, then.get(handle), now.get(handle))
+        request_id, first_position = positions.of(handle)
+        pairs = zip_longest(then.get(handle, ()), now.get(handle, ()))
+        for position, (recorded, again) in enumerate(pairs, first_position):
+            if recorded != again:
+                return Difference(step.plan.plan_id, number, request_id, position, recorded, again)
     return None
+
+
+def _tokens_by_handle(result: batch_plan_pb2.StepResult) -> dict[int, list[int]]:
+    """Gather what each row sampled: one token, and more where guesses came true."""
+    tokens: dict[int, list[int]] = {}
+    for handle, token_id in zip(result.sampled_handles, result.sampled_token_ids, strict=True):
+        tokens.setdefault(handle, []).append(token_id)
+    return tokens
 
 
 def _refusal(text: str) -> EngineError:
