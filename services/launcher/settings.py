@@ -83,6 +83,19 @@ class ServeSettings:
     max_model_len: int | None = None
     """Longest prompt plus output in tokens; unset: the worker's default."""
 
+    speculation: str | None = None
+    """Whether tokens are guessed in advance, `none` or `ngram`: faster where text repeats itself; unset:
+    the worker's default."""
+
+    speculation_tokens: int | None = None
+    """Most tokens guessed at a time; unset: the worker's default."""
+
+    speculation_min_ngram: int | None = None
+    """Fewest last tokens that must have occurred before; unset: the worker's default."""
+
+    speculation_max_ngram: int | None = None
+    """Most last tokens that are compared; unset: the worker's default."""
+
     max_num_batched_tokens: int | None = None
     """Most tokens in one step; unset: the scheduler's default."""
 

@@ -164,6 +164,10 @@ def _worker_flags(settings: ServeSettings, model: ResolvedModel) -> list[str]:
         swap_space_gib=settings.swap_space_gib,
         swap_compression=settings.swap_compression,
         max_model_len=settings.max_model_len,
+        speculation=settings.speculation,
+        speculation_tokens=settings.speculation_tokens,
+        speculation_min_ngram=settings.speculation_min_ngram,
+        speculation_max_ngram=settings.speculation_max_ngram,
     )
 
 

@@ -74,6 +74,13 @@ def test_unset_settings_are_left_to_the_service() -> None:
     assert "--kv-cache-gib=0.5" in command
 
 
+def test_workers_are_told_how_to_guess_and_only_they() -> None:
+    topology = build(ServeSettings(speculation="ngram", speculation_tokens=6, speculation_max_ngram=5))
+    given = {"--speculation=ngram", "--speculation-tokens=6", "--speculation-max-ngram=5"}
+    assert {flag for flag in service(topology, "worker-0").command if flag.startswith("--spec")} == given
+    assert not [flag for flag in service(topology, "scheduler").command if flag.startswith("--spec")]
+
+
 def test_scheduler_records_only_when_asked() -> None:
     assert not [flag for flag in service(build(), "scheduler").command if flag.startswith("--record")]
     command = service(build(ServeSettings(record="/plans", record_redact=True)), "scheduler").command
