@@ -157,11 +157,20 @@ class RowError:
 
 @dataclass(frozen=True, slots=True)
 class StepTimings:
-    """Where a step's time went, in seconds of the device thread."""
+    """Where a step's time went, in seconds of the device thread.
+
+    Attributes:
+        prepare_s: Until the forward pass began.
+        forward_s: Of the forward pass.
+        sample_s: After it.
+        engine_cpu_s: CPU time, as opposed to the others, that the device thread spent inside the native engine; 0: it
+            was not measured.
+    """
 
     prepare_s: float
     forward_s: float
     sample_s: float
+    engine_cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ nothing; a step that fails makes the requests of its rows unusable.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from time import thread_time
 
 import numpy as np
 import numpy.typing as npt
@@ -123,7 +124,9 @@ class NativeRunner:
                 self._poison_fresh_blocks(plan)
             arrays = self._requests.step_arrays(rows, drafts)
             prepared_s = self._clock.monotonic_s()
+            begin_cpu_s = thread_time()
             sampled, logits = self._run(arrays)
+            engine_cpu_s = thread_time() - begin_cpu_s
         except Exception as error:
             self._requests.fail([row.handle for row in plan.rows])
             text = f"Step {plan.plan_id} failed on the device: {type(error).__name__}: {error}"
@@ -143,7 +146,7 @@ class NativeRunner:
         if self._drafter is not None:
             self._drafter.note_sampled(tokens)
         errors += [RowError(handle, "The request failed in an earlier step.") for handle in failed_before]
-        timings = StepTimings(prepared_s - started_s, self._clock.monotonic_s() - prepared_s, 0.0)
+        timings = StepTimings(prepared_s - started_s, self._clock.monotonic_s() - prepared_s, 0.0, engine_cpu_s)
         return StepResult(plan.plan_id, tuple(tokens), timings, tuple(errors), _row_drafts(rows, drafts))
 
     def _draft(self, plan: BatchPlan, rows: PlannedRows) -> Drafts | None:

@@ -62,6 +62,7 @@ class WorkerServicer(pb2_grpc.WorkerServiceServicer):
         self._stream_ended.set()
         self._num_steps = 0
         self._num_sampled_tokens = 0
+        self._engine_cpu_s = 0.0
 
     def register_on(self, server: RpcServer) -> None:
         """Serve on ``server``, and let its reflection tell so."""
@@ -119,6 +120,7 @@ class WorkerServicer(pb2_grpc.WorkerServiceServicer):
             num_requests=self._executor.num_requests() if self._executor else 0,
             num_steps=self._num_steps,
             num_sampled_tokens=self._num_sampled_tokens,
+            engine_cpu_us=round(self._engine_cpu_s * 1e6),
         )
 
     async def RunSteps(
@@ -209,6 +211,7 @@ class WorkerServicer(pb2_grpc.WorkerServiceServicer):
         self._num_steps += 1
         self._num_sampled_tokens += len(result.sampled)
         timings = result.timings
+        self._engine_cpu_s += timings.engine_cpu_s
         device_time_s = timings.prepare_s + timings.forward_s + timings.sample_s
         return batch_plan_pb2.StepResult(
             plan_id=result.plan_id,

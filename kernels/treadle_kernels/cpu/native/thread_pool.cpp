@@ -4,6 +4,7 @@
 
 #if defined(__linux__)
 #include <linux/futex.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #else
@@ -57,6 +58,13 @@ void wake_all(std::atomic<uint32_t>&) {
     changed.notify_all();
 }
 #endif
+
+// Lets tools that list threads tell these from the interpreter's.
+void name_thread() {
+#if defined(__linux__)
+    prctl(PR_SET_NAME, "treadle-compute");
+#endif
+}
 
 // Spins until is_done() or the time is over; says which.
 template <class IsDone>
@@ -142,6 +150,7 @@ void ThreadPool::run_chunks(int thread) {
 }
 
 void ThreadPool::work(int thread) {
+    name_thread();
     uint32_t seen = 0;
     while (!is_stopping_.load()) {
         // Before its chunks, so that a loop that starts meanwhile is not slept through.

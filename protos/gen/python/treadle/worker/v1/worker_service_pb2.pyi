@@ -89,11 +89,13 @@ class GetStateRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStateResponse(_message.Message):
-    __slots__ = ("num_requests", "num_steps", "num_sampled_tokens")
+    __slots__ = ("num_requests", "num_steps", "num_sampled_tokens", "engine_cpu_us")
     NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_CPU_US_FIELD_NUMBER: _ClassVar[int]
     num_requests: int
     num_steps: int
     num_sampled_tokens: int
-    def __init__(self, num_requests: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_sampled_tokens: _Optional[int] = ...) -> None: ...
+    engine_cpu_us: int
+    def __init__(self, num_requests: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_sampled_tokens: _Optional[int] = ..., engine_cpu_us: _Optional[int] = ...) -> None: ...
