@@ -31,7 +31,7 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """It was the next to go, and could not: ``cause`` is no_worker, no_place or no_blocks."""
+    """It was the next to go, and could not: ``cause`` is no_worker, no_place, no_blocks or tenant_limit."""
 
     type: ClassVar[str] = "blocked"
     at_ms: int
@@ -79,7 +79,10 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """It lost its blocks: ``cause`` is out_of_blocks, place_taken, blocks_taken, worker_lost or kv_cache_lost."""
+    """It lost its blocks.
+
+    ``cause`` is out_of_blocks, place_taken, blocks_taken, burst_reclaimed, tenant_limit, worker_lost or kv_cache_lost.
+    """
 
     type: ClassVar[str] = "preempted"
     at_ms: int

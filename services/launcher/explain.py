@@ -25,11 +25,14 @@ _BLOCKED_TEXTS: Final = {
     "no_worker": "no worker with its model took requests",
     "no_place": "as many requests ran as may",
     "no_blocks": "the pool had too few free blocks",
+    "tenant_limit": "its tenant held as many blocks as it may",
 }
 _PREEMPTED_TEXTS: Final = {
     "out_of_blocks": "{by} needed a block and none was free",
     "place_taken": "{by} took its place",
     "blocks_taken": "{by} took its blocks",
+    "burst_reclaimed": "it held more than is reserved for its tenant, and {by} needed blocks",
+    "tenant_limit": "{by} needed a block and their tenant was at its limit",
     "worker_lost": "its worker was lost",
     "kv_cache_lost": "the KV-cache manager was lost",
 }

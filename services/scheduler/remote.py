@@ -20,6 +20,7 @@ from services.scheduler.core.kv_messages import (
     AdmitGranted,
     BlockCopy,
     CopyDirection,
+    DenialReason,
     Denied,
     KVMessage,
     KVReply,
@@ -38,6 +39,11 @@ logger = logging.getLogger(__name__)
 _COPY_DIRECTION_BY_NUMBER = {
     int(block_pb2.COPY_DIRECTION_TO_HOST): CopyDirection.TO_HOST,
     int(block_pb2.COPY_DIRECTION_TO_DEVICE): CopyDirection.TO_DEVICE,
+}
+
+_DENIAL_REASON_BY_NUMBER = {
+    int(kv_cache_service_pb2.DENIAL_REASON_TENANT_LIMIT): DenialReason.TENANT_LIMIT,
+    int(kv_cache_service_pb2.DENIAL_REASON_NEVER_FITS): DenialReason.NEVER_FITS,
 }
 
 
@@ -224,6 +230,8 @@ def _to_session_request(message: KVMessage) -> kv_cache_service_pb2.SessionReque
             num_tokens=admit.num_tokens,
             request_id=admit.request_id,
             tenant=admit.tenant,
+            max_num_tokens=admit.max_num_tokens,
+            is_reserved_only=admit.is_reserved_only,
         )
     return request
 
@@ -245,7 +253,14 @@ def _from_session_response(response: kv_cache_service_pb2.SessionResponse) -> KV
             ReserveGranted(reserved.handle, tuple(reserved.added_blocks.block_ids)) for reserved in response.reserved
         ),
         denied=tuple(
-            Denied(denied.handle, denied.num_blocks_free, denied.num_blocks_needed) for denied in response.denied
+            Denied(
+                denied.handle,
+                denied.num_blocks_free,
+                denied.num_blocks_needed,
+                _DENIAL_REASON_BY_NUMBER.get(denied.reason, DenialReason.CAPACITY),
+                tuple(denied.reclaim_handles),
+            )
+            for denied in response.denied
         ),
         block_copies=tuple(
             (
@@ -257,4 +272,5 @@ def _from_session_response(response: kv_cache_service_pb2.SessionResponse) -> KV
             )
             for in_pool in response.block_copies
         ),
+        pool_owners=tuple((news.pool, tuple(news.tenants)) for news in response.pool_owners),
     )

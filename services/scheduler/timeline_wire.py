@@ -38,11 +38,14 @@ _BLOCKED_CAUSES = {
     BlockedCause.NO_WORKER: timeline_pb2.BLOCKED_CAUSE_NO_WORKER,
     BlockedCause.NO_PLACE: timeline_pb2.BLOCKED_CAUSE_NO_PLACE,
     BlockedCause.NO_BLOCKS: timeline_pb2.BLOCKED_CAUSE_NO_BLOCKS,
+    BlockedCause.TENANT_LIMIT: timeline_pb2.BLOCKED_CAUSE_TENANT_LIMIT,
 }
 _PREEMPTION_CAUSES = {
     PreemptionCause.OUT_OF_BLOCKS: timeline_pb2.PREEMPTION_CAUSE_OUT_OF_BLOCKS,
     PreemptionCause.PLACE_TAKEN: timeline_pb2.PREEMPTION_CAUSE_PLACE_TAKEN,
     PreemptionCause.BLOCKS_TAKEN: timeline_pb2.PREEMPTION_CAUSE_BLOCKS_TAKEN,
+    PreemptionCause.BURST_RECLAIMED: timeline_pb2.PREEMPTION_CAUSE_BURST_RECLAIMED,
+    PreemptionCause.TENANT_LIMIT: timeline_pb2.PREEMPTION_CAUSE_TENANT_LIMIT,
     PreemptionCause.WORKER_LOST: timeline_pb2.PREEMPTION_CAUSE_WORKER_LOST,
     PreemptionCause.KV_CACHE_LOST: timeline_pb2.PREEMPTION_CAUSE_KV_CACHE_LOST,
 }

@@ -27,7 +27,17 @@ def message_to_kv_cache(message: scheduler.KVMessage) -> kv_cache.KVMessage:
         releases=message.releases,
         reserves=tuple(kv_cache.Reserve(reserve.handle, reserve.num_blocks) for reserve in message.reserves),
         admits=tuple(
-            kv_cache.Admit(admit.handle, admit.pool, admit.cache_scope, admit.token_ids, admit.num_tokens)
+            kv_cache.Admit(
+                admit.handle,
+                admit.pool,
+                admit.cache_scope,
+                admit.token_ids,
+                admit.num_tokens,
+                admit.request_id,
+                admit.tenant,
+                admit.max_num_tokens,
+                admit.is_reserved_only,
+            )
             for admit in message.admits
         ),
     )
@@ -44,7 +54,14 @@ def reply_to_scheduler(reply: kv_cache.KVReply) -> scheduler.KVReply:
         ),
         reserved=tuple(scheduler.ReserveGranted(grant.handle, grant.block_ids) for grant in reply.reserved),
         denied=tuple(
-            scheduler.Denied(denied.handle, denied.num_free_blocks, denied.num_blocks_needed) for denied in reply.denied
+            scheduler.Denied(
+                denied.handle,
+                denied.num_free_blocks,
+                denied.num_blocks_needed,
+                scheduler.DenialReason(denied.reason.value),
+                denied.reclaim_handles,
+            )
+            for denied in reply.denied
         ),
         block_copies=tuple(
             (
@@ -56,4 +73,5 @@ def reply_to_scheduler(reply: kv_cache.KVReply) -> scheduler.KVReply:
             )
             for pool, copies in reply.block_copies
         ),
+        pool_owners=reply.pool_owners,
     )

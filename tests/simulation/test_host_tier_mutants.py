@@ -11,6 +11,7 @@ from services.kv_cache.core.host_tier import HostTier
 from services.kv_cache.core.messages import BlockCopy, CopyDirection
 from services.scheduler.core import KVReply
 from services.scheduler.core.kv_broker import KVBroker
+from services.scheduler.core.request import Request
 from tests.simulation.simulation import Simulation
 
 MAX_SEEDS = 200
@@ -53,8 +54,8 @@ def drop_copies_when_nobody_was_admitted(patch: pytest.MonkeyPatch) -> None:
     """Copies are taken to concern only who was admitted, but refills evict too."""
     apply_reply = KVBroker.apply_reply
 
-    def mutant(self: KVBroker, reply: KVReply) -> None:
-        apply_reply(self, reply if reply.admitted else replace(reply, block_copies=()))
+    def mutant(self: KVBroker, reply: KVReply) -> list[Request]:
+        return apply_reply(self, reply if reply.admitted else replace(reply, block_copies=()))
 
     patch.setattr(KVBroker, "apply_reply", mutant)
 

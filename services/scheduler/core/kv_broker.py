@@ -16,6 +16,7 @@ from services.scheduler.core.kv_messages import (
     Admit,
     AdmitGranted,
     Commit,
+    DenialReason,
     Denied,
     KVMessage,
     KVReply,
@@ -23,11 +24,12 @@ from services.scheduler.core.kv_messages import (
     ReserveGranted,
 )
 from services.scheduler.core.kv_outbox import KVOutbox
-from services.scheduler.core.lane import AdmissionHold, Lane
+from services.scheduler.core.lane import Lane
+from services.scheduler.core.lane_holds import AdmissionHold, AskTerms
 from services.scheduler.core.limits import SchedulerLimits
-from services.scheduler.core.placement import max_known_tokens_on
+from services.scheduler.core.placement import can_run_on, max_known_tokens_on
 from services.scheduler.core.policies.protocol import Policy
-from services.scheduler.core.preemption import choose_victim, find_displaceable
+from services.scheduler.core.preemption import victims_for_running, victims_for_waiting
 from services.scheduler.core.request import NEVER, Request, RequestStatus
 from services.scheduler.core.request_book import RequestBook
 from services.scheduler.core.timeline_events import BlockedCause, Peer, PreemptionCause
@@ -88,7 +90,8 @@ class KVBroker:
         self._outbox.reset()
         for lane in self._lane_by_worker.values():
             self._empty_lane(lane, PreemptionCause.KV_CACHE_LOST)
-            lane.hold = AdmissionHold.NONE
+            lane.holds.set_owners(())
+            lane.reclaimers.clear()
             lane.block_copies.clear()
             lane.prefixes.clear()
             self.open_lane(lane)
@@ -121,7 +124,8 @@ class KVBroker:
         self._outbox.release(lane.info.name, handle)
         self._reserving_by_handle.pop(handle, None)
         lane.remove(request)
-        lane.hold = AdmissionHold.NONE if status is RequestStatus.FINISHED else AdmissionHold.UNTIL_FINISH
+        if status is RequestStatus.FINISHED:
+            lane.note_finished(request)
         request.leave_lane(status)
 
     def abandon_admission(self, request: Request) -> None:
@@ -137,10 +141,16 @@ class KVBroker:
             self._commit_if_due(next(iter(self._uncommitted)))
         return self._outbox.take_message([self._ask_admission(request, lane) for request, lane in self._turns.choose()])
 
-    def apply_reply(self, reply: KVReply) -> None:
-        """Take grants up, and find blocks elsewhere for what was denied."""
+    def apply_reply(self, reply: KVReply) -> list[Request]:
+        """Take grants up, and find blocks elsewhere for what was denied.
+
+        Returns:
+            Requests whose tenant may never hold as much as they need, wherever they run; to be ended.
+        """
         if not self._outbox.accept_reply(reply.sequence):
-            return
+            return []
+        for pool, owners in reply.pool_owners:
+            self._note_quotas(pool, owners)
         for pool, copies in reply.block_copies:
             lane = self._lane_by_worker.get(pool)
             if lane is not None and not self._outbox.is_opening(pool):
@@ -149,14 +159,23 @@ class KVBroker:
             self._start(grant)
         for refill in reply.reserved:
             self._add_blocks(refill)
+        misfits: list[Request] = []
         for denied in reply.denied:
             lane = self._asking_lane_by_handle.pop(denied.handle, None)
-            if lane is not None:
-                self._return_to_queue(lane, denied)
-            else:
-                self._find_blocks(denied.handle)
+            misfit = self._find_blocks(denied) if lane is None else self._return_to_queue(lane, denied)
+            if misfit is not None:
+                misfits.append(misfit)
         is_complete = not self._asking_lane_by_handle
         require(is_complete, "every admit is answered", unanswered=len(self._asking_lane_by_handle))
+        return misfits
+
+    def _note_quotas(self, pool: str, owners: tuple[str, ...]) -> None:
+        """Take note that other quotas are in force, so that whatever was denied may be granted now."""
+        lane = self._lane_by_worker.get(pool)
+        if lane is not None and not self._outbox.is_opening(pool):
+            lane.holds.set_owners(owners)
+            for request in self._book.queue:
+                request.misfit_pools -= {pool}
 
     def _ask_admission(self, request: Request, lane: Lane) -> Admit:
         self._book.choose(request)
@@ -175,6 +194,8 @@ class KVBroker:
             num_tokens=min(len(request.token_ids) + lane.credit_tokens, request.max_known_tokens - 1),
             request_id=request.request_id,
             tenant=request.submission.tenant,
+            max_num_tokens=request.max_known_tokens - 1,
+            is_reserved_only=lane.terms_for(request.submission.tenant) is AskTerms.RESERVED_ONLY,
         )
 
     def _start(self, grant: AdmitGranted) -> None:
@@ -201,27 +222,40 @@ class KVBroker:
             assert request.num_cached_tokens is not None
             self._book.note_started(request, num_cached_tokens=request.num_cached_tokens)
 
-    def _return_to_queue(self, lane: Lane, denied: Denied) -> None:
-        request = lane.admitting.pop(denied.handle)
-        if not self._outbox.has_releases(lane.info.name) and lane.hold is AdmissionHold.NONE:
-            lane.hold = AdmissionHold.UNTIL_NEWS
-        if request.handle == denied.handle:
-            needed, free = denied.num_blocks_needed, denied.num_free_blocks
-            request.timeline.note_blocked(self._book.now_ms, BlockedCause.NO_BLOCKS, needed, free)
+    def _return_to_queue(self, lane: Lane, denied: Denied) -> Request | None:
+        """Let a request wait again that was denied its blocks; return it if no pool would ever do."""
+        request, pool = lane.admitting.pop(denied.handle), lane.info.name
+        tenant, is_alive = request.submission.tenant, request.handle == denied.handle
+        if is_alive:
             self._requeue(request)
-            self._displace_for_blocks(request, lane, needed - free)
+        if denied.reason is DenialReason.NEVER_FITS:
+            request.misfit_pools |= {pool}
+            can_wait = any(can_run_on(each, request) for each in self._lane_by_worker.values())
+            return request if is_alive and not can_wait else None
+        is_limit = denied.reason is DenialReason.TENANT_LIMIT
+        if not self._outbox.has_releases(pool):  # else what comes free may do already
+            if is_limit:
+                lane.holds.hold_tenant(AdmissionHold.UNTIL_NEWS, tenant)
+            else:
+                lane.holds.hold_all(AdmissionHold.UNTIL_NEWS, tenant)
+        if is_alive:
+            cause = BlockedCause.TENANT_LIMIT if is_limit else BlockedCause.NO_BLOCKS
+            needed, free = denied.num_blocks_needed, denied.num_free_blocks
+            request.timeline.note_blocked(self._book.now_ms, cause, needed, free)
+            self._make_room(request, lane, denied)
+        return None
 
-    def _displace_for_blocks(self, request: Request, lane: Lane, num_blocks_missing: int) -> None:
-        """Preempt requests that ``request`` may displace until enough blocks come free, if they have so many."""
-        victims = []
-        for victim in find_displaceable(request, lane.running.values(), self._policy):
-            if num_blocks_missing <= 0:
-                break
-            num_blocks_missing -= len(victim.block_ids)  # those that it shares stay held; then the next denial goes on
-            victims.append(victim)
-        if num_blocks_missing <= 0:
-            for victim in victims:
-                self._displace(victim, request, PreemptionCause.BLOCKS_TAKEN)
+    def _make_room(self, request: Request, lane: Lane, denied: Denied) -> None:
+        """Preempt those who are to give way to a waiting request, which is not to be held back then."""
+        victims, cause = victims_for_waiting(lane, request, denied, self._policy)
+        if not victims:
+            return
+        if cause is PreemptionCause.BURST_RECLAIMED:
+            lane.reclaimers.append(request)
+            if self._outbox.has_releases(lane.info.name):
+                return
+        for victim in victims:
+            self._displace(victim, request, cause)
 
     def _add_blocks(self, grant: ReserveGranted) -> None:
         request = self._reserving_by_handle.pop(grant.handle, None)
@@ -235,17 +269,32 @@ class KVBroker:
             if request.num_expected_tokens >= request.refill_at:
                 self.ask_blocks(request)
 
-    def _find_blocks(self, handle: int) -> None:
-        """Make room for a running request whose refill was denied, at the cost of another, or itself, if need be."""
-        request = self._reserving_by_handle.get(handle)
+    def _find_blocks(self, denied: Denied) -> Request | None:
+        """Make room for a running request whose refill was denied, at the cost of another, or itself, if need be.
+
+        Returns:
+            The request, if it has grown to what its tenant may hold by now.
+        """
+        request = self._reserving_by_handle.get(denied.handle)
         if request is None:
-            return
+            return None
+        if denied.reason is DenialReason.NEVER_FITS:
+            return request
         assert request.lane is not None
         if not self._outbox.has_releases(request.lane.info.name):
-            victim = choose_victim(request.lane.running.values(), self._policy)
-            self._preempt(victim, request, PreemptionCause.OUT_OF_BLOCKS)
-        if request.handle == handle:
+            self._preempt_for_running(request, request.lane, denied)
+        if request.handle == denied.handle:
             self.ask_blocks(request)
+        return None
+
+    def _preempt_for_running(self, request: Request, lane: Lane, denied: Denied) -> None:
+        victims, cause = victims_for_running(lane, request, denied, self._policy)
+        for victim in victims:
+            self._preempt(victim, request, cause)
+            if cause is PreemptionCause.TENANT_LIMIT:
+                lane.holds.hold_tenant(AdmissionHold.UNTIL_FINISH, request.submission.tenant)
+            else:
+                lane.holds.hold_all(AdmissionHold.UNTIL_FINISH, victim.submission.tenant)
 
     def _preempt(self, victim: Request, by: Request, cause: PreemptionCause) -> None:
         self.num_preemptions += 1
@@ -263,7 +312,8 @@ class KVBroker:
         lane = victim.lane
         assert lane is not None
         self._preempt(victim, by, cause)
-        lane.hold = AdmissionHold.NONE
+        lane.holds.lift()
+        lane.holds.lift_tenant(by.submission.tenant)
 
     def _note_preempted(self, victim: Request, cause: PreemptionCause, by: Peer | None, num_lost_tokens: int) -> None:
         book = self._book
@@ -279,8 +329,8 @@ class KVBroker:
         is_catching_up = request.num_computed_tokens <= request.num_told_tokens
         request.num_told_tokens = len(request.token_ids)
         self._outbox.commit(lane.info.name, Commit(request.handle, request.num_computed_tokens, token_ids))
-        if is_catching_up and lane.hold is AdmissionHold.UNTIL_NEWS:
-            lane.hold = AdmissionHold.NONE
+        if is_catching_up:
+            lane.holds.note_shared(request.submission.tenant)
 
     def _empty_lane(self, lane: Lane, cause: PreemptionCause) -> None:
         """Return the requests of a lane whose leases are gone to the queue."""

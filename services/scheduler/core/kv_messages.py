@@ -27,7 +27,11 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Ask for a lease with slots for ``num_tokens`` positions; ``token_ids`` are all tokens known so far."""
+    """Ask for a lease with slots for ``num_tokens`` positions; ``token_ids`` are all tokens known so far.
+
+    ``max_num_tokens`` are the positions that the request may grow to. With ``is_reserved_only`` it is to be granted as
+    what is owed to the tenant or not at all, since a request that goes before it was denied.
+    """
 
     handle: int
     pool: str
@@ -36,6 +40,8 @@ class Admit:
     num_tokens: int
     request_id: str = ""
     tenant: str = ""
+    max_num_tokens: int = 0
+    is_reserved_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +79,27 @@ class ReserveGranted:
     block_ids: tuple[int, ...]
 
 
+class DenialReason(Enum):
+    """Why blocks were denied, and so what helps."""
+
+    CAPACITY = "capacity"  # the pool has too few
+    TENANT_LIMIT = "tenant_limit"  # its tenant is at its limit; others may pass
+    NEVER_FITS = "never_fits"  # more than its tenant may ever hold there
+
+
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """An admit or reserve that found too few blocks and changed nothing."""
+    """An admit or reserve that found too few blocks and changed nothing.
+
+    ``num_free_blocks`` are, for TENANT_LIMIT, those that the tenant is below its limit. ``reclaim_handles`` are to be
+    preempted for it, in this order; when it is empty the choice is the scheduler's.
+    """
 
     handle: int
     num_free_blocks: int
     num_blocks_needed: int
+    reason: DenialReason = DenialReason.CAPACITY
+    reclaim_handles: tuple[int, ...] = ()
 
 
 class CopyDirection(Enum):
@@ -115,7 +135,8 @@ class KVMessage:
 class KVReply:
     """The answer to the message of the same ``sequence``; each admit and reserve is granted or denied.
 
-    ``block_copies`` are, by pool, for the next plan of its worker, whatever becomes of the requests.
+    ``block_copies`` are, by pool, for the next plan of its worker, whatever becomes of the requests. ``pool_owners``
+    are the tenants that have a reservation, by pool, where quotas are new.
     """
 
     sequence: int
@@ -124,3 +145,4 @@ class KVReply:
     reserved: tuple[ReserveGranted, ...] = ()
     denied: tuple[Denied, ...] = ()
     block_copies: tuple[tuple[str, tuple[BlockCopy, ...]], ...] = ()
+    pool_owners: tuple[tuple[str, tuple[str, ...]], ...] = ()

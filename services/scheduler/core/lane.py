@@ -6,11 +6,11 @@ to forget. A worker that comes back gets a new lane, so nothing of the old one c
 
 from collections import deque
 from dataclasses import dataclass, field
-from enum import Enum
 
 from services.common.verify import require
 from services.scheduler.core.batch_plan import ScheduledRow
 from services.scheduler.core.kv_messages import BlockCopy, PoolSpec
+from services.scheduler.core.lane_holds import AskTerms, LaneHolds
 from services.scheduler.core.limits import SchedulerLimits
 from services.scheduler.core.prefix_map import PrefixMap
 from services.scheduler.core.request import Request
@@ -53,14 +53,6 @@ class WorkerInfo:
             num_host_blocks=self.num_host_blocks,
             worker_epoch=self.epoch,
         )
-
-
-class AdmissionHold(Enum):
-    """Until when a lane admits nobody, since its pool is known to have too few blocks."""
-
-    NONE = "none"
-    UNTIL_NEWS = "until_news"  # a request ends there, or a prompt is committed that others may share
-    UNTIL_FINISH = "until_finish"  # a request ends there
 
 
 @dataclass(slots=True)
@@ -116,7 +108,8 @@ class Lane:
         prefixes: Beginnings of prompts that were admitted here.
         step_time: How long steps take here.
         is_draining: Whether the worker gets nothing new.
-        hold: Whether admissions are held back.
+        holds: Whose admissions are held back for want of blocks.
+        reclaimers: Waiting requests for which others were preempted, so that they are asked for before all others.
         running: Admitted requests by handle, in order of admission.
         admitting: Requests whose admission was asked for, by handle; they count as taken places.
         in_flight: Plans without result, oldest first.
@@ -130,7 +123,8 @@ class Lane:
     prefixes: PrefixMap
     step_time: StepTimeModel = field(default_factory=StepTimeModel)
     is_draining: bool = False
-    hold: AdmissionHold = AdmissionHold.NONE
+    holds: LaneHolds = field(default_factory=LaneHolds)
+    reclaimers: list[Request] = field(default_factory=list)
     running: dict[int, Request] = field(default_factory=dict)
     admitting: dict[int, Request] = field(default_factory=dict)
     in_flight: deque[PlanInFlight] = field(default_factory=deque)
@@ -152,10 +146,14 @@ class Lane:
         """Requests that run here or will if they are granted their blocks."""
         return len(self.running) + len(self.admitting)
 
-    @property
-    def is_admitting_allowed(self) -> bool:
-        """Whether it makes sense to ask for blocks. When nothing runs, nothing would ever lift a hold: ask then."""
-        return not self.is_draining and (self.hold is AdmissionHold.NONE or not self.running)
+    def terms_for(self, tenant: str) -> AskTerms:
+        """Say on what terms it makes sense to ask blocks for a request of ``tenant``.
+
+        When nothing runs, nothing would ever lift a hold: ask then.
+        """
+        if self.is_draining:
+            return AskTerms.HELD
+        return self.holds.terms_for(tenant) if self.running else AskTerms.FREE
 
     def begins_at_ms(self, limits: SchedulerLimits) -> int | None:
         """Return until when the lane, which has not begun yet, waits for more requests; None when it need not.
@@ -189,6 +187,11 @@ class Lane:
         plan = self.in_flight.popleft()
         require(plan.plan_id == plan_id, "results come in the order of plans", expected=plan.plan_id, got=plan_id)
         return plan
+
+    def note_finished(self, request: Request) -> None:
+        """Take note that a request that was taken out has ended, so that its blocks come free for others."""
+        running_tenants = {each.submission.tenant for each in self.running.values()} if self.holds.has_limited else ()
+        self.holds.note_finished(request.submission.tenant, running_tenants)
 
     def remove(self, request: Request) -> None:
         """Take a running request out, and remember to tell the worker if it knows the handle."""

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from services.common.errors import EngineError, ErrorReason
 from services.scheduler.core.lane import Lane, WorkerInfo
+from services.scheduler.core.lane_holds import AskTerms
 from services.scheduler.core.limits import SchedulerLimits
 from services.scheduler.core.prefix_map import hash_pieces
 from services.scheduler.core.request import Request
@@ -70,10 +71,24 @@ def find_misfit_everywhere(
     return misfit
 
 
+def quota_error(request: Request) -> EngineError:
+    """Say that the request's tenant may hold too little of any worker's pool for what the request may grow to."""
+    num_slots_needed, tenant = request.max_known_tokens - 1, request.submission.tenant
+    return EngineError(
+        ErrorReason.EXCEEDS_KV_CAPACITY,
+        f"prompt and max_tokens need {num_slots_needed} slots of KV cache, more than tenant {tenant} may ever hold; "
+        "lower max_tokens",
+        field="max_tokens",
+        num_slots_needed=str(num_slots_needed),
+        tenant=tenant,
+    )
+
+
 def can_run_on(lane: Lane, request: Request) -> bool:
     """Tell whether the worker has the request's model and room for it when it is alone."""
     return (
-        serves(lane.info, request.submission)
+        lane.info.name not in request.misfit_pools
+        and serves(lane.info, request.submission)
         and find_misfit(lane.info, request.submission, len(request.token_ids)) is None
     )
 
@@ -89,18 +104,25 @@ def num_reserved_places(lane: Lane, limits: SchedulerLimits) -> int:
     return max(1, num_places // RESERVED_SHARE) if num_places >= MIN_PLACES_TO_RESERVE else 0
 
 
+def has_place(lane: Lane, limits: SchedulerLimits, num_kept: int = 0) -> bool:
+    """Tell whether one more request may run in the lane, if ``num_kept`` places are kept free."""
+    return lane.num_places_taken < max_places(lane, limits) - num_kept
+
+
 def open_lanes(
     lanes: Collection[Lane], request: Request, limits: SchedulerLimits, *, keeps_reserve: bool
 ) -> list[Lane]:
-    """Return the lanes that could take ``request`` now, with or without touching the reserved places."""
-    return [
-        lane
-        for lane in lanes
-        if lane.is_admitting_allowed
-        and lane.num_places_taken
-        < max_places(lane, limits) - (num_reserved_places(lane, limits) if keeps_reserve else 0)
-        and can_run_on(lane, request)
-    ]
+    """Return the lanes that could take ``request`` now, with or without touching the reserved places.
+
+    Where it would only get what is owed to its tenant, which others may have to give back, it goes if it must.
+    """
+    lanes_by_terms: dict[AskTerms, list[Lane]] = {AskTerms.FREE: [], AskTerms.RESERVED_ONLY: []}
+    for lane in lanes:
+        terms = lane.terms_for(request.submission.tenant)
+        num_kept = num_reserved_places(lane, limits) if keeps_reserve else 0
+        if terms is not AskTerms.HELD and has_place(lane, limits, num_kept) and can_run_on(lane, request):
+            lanes_by_terms[terms].append(lane)
+    return lanes_by_terms[AskTerms.FREE] or lanes_by_terms[AskTerms.RESERVED_ONLY]
 
 
 def choose_lane(candidates: Sequence[Lane], lanes: Collection[Lane], request: Request) -> Lane | None:
@@ -133,8 +155,11 @@ def why_no_lane(lanes: Iterable[Lane], request: Request, limits: SchedulerLimits
     able = [lane for lane in lanes if not lane.is_draining and can_run_on(lane, request)]
     if not able:
         return BlockedCause.NO_WORKER
-    is_full = all(lane.num_places_taken >= max_places(lane, limits) for lane in able)
-    return BlockedCause.NO_PLACE if is_full else BlockedCause.NO_BLOCKS
+    roomy = [lane for lane in able if has_place(lane, limits)]
+    if not roomy:
+        return BlockedCause.NO_PLACE
+    is_limited = any(lane.holds.is_limited(request.submission.tenant) for lane in roomy)
+    return BlockedCause.TENANT_LIMIT if is_limited else BlockedCause.NO_BLOCKS
 
 
 def check_can_be_served(submission: Submission, now_ms: int, infos: Sequence[WorkerInfo]) -> None:

@@ -11,13 +11,17 @@ request has had to give way raises it by a class, so that a stream of vips canno
   it fits (checked when it was admitted). So it runs to its end, and then the next best is the best.
 - *No ping-pong.* After a preemption for want of blocks the lane admits nobody until one of its requests has ended.
   Otherwise the victim, whose blocks were just freed, would be admitted again at once, only to be preempted at the next
-  block that another request needs. After a preemption for a place, the one that took it is no one's to displace.
+  block that another request needs. After a preemption for a place, the one that took it is no one's to displace; after
+  one for what is reserved to a tenant, the request that reclaimed it is asked for first.
 """
 
 from collections.abc import Iterable
 
+from services.scheduler.core.kv_messages import DenialReason, Denied
+from services.scheduler.core.lane import Lane
 from services.scheduler.core.policies.protocol import Policy
 from services.scheduler.core.request import Request
+from services.scheduler.core.timeline_events import PreemptionCause
 
 PREEMPTIONS_PER_CLASS = 2
 """So many preemptions raise a request's standing by one class."""
@@ -48,6 +52,61 @@ def find_displaceable(waiting: Request, running: Iterable[Request], policy: Poli
     level = policy.level_of(waiting) + LEVELS_TO_DISPLACE
     displaceable = [request for request in running if standing_level(request, policy) >= level]
     return sorted(displaceable, key=lambda request: _sacrifice(request, policy), reverse=True)
+
+
+def victims_for_running(
+    lane: Lane, request: Request, denied: Denied, policy: Policy
+) -> tuple[list[Request], PreemptionCause]:
+    """Choose who gives way to a running request whose refill was denied; it may be that request itself.
+
+    Whom the manager names; else one of the tenant's own, if the tenant is at its limit; else one of all.
+    """
+    running = lane.running
+    if denied.reason is DenialReason.TENANT_LIMIT:
+        own = [each for each in running.values() if each.submission.tenant == request.submission.tenant]
+        return [choose_victim(own, policy)], PreemptionCause.TENANT_LIMIT
+    named = [running[handle] for handle in denied.reclaim_handles if handle in running]
+    if named:
+        return named, PreemptionCause.BURST_RECLAIMED
+    return [choose_victim(running.values(), policy)], PreemptionCause.OUT_OF_BLOCKS
+
+
+def victims_for_waiting(
+    lane: Lane, request: Request, denied: Denied, policy: Policy
+) -> tuple[list[Request], PreemptionCause]:
+    """Choose who gives way to a waiting request whose admission was denied; nobody, if that would not be enough.
+
+    Whom the manager names; else those that the request may displace, if they have enough blocks.
+    """
+    named = [lane.running[handle] for handle in denied.reclaim_handles if handle in lane.running]
+    if named:
+        return named, PreemptionCause.BURST_RECLAIMED
+    victims: list[Request] = []
+    num_blocks_missing = denied.num_blocks_needed - denied.num_free_blocks
+    if denied.reason is DenialReason.CAPACITY or lane.holds.is_limited(request.submission.tenant):
+        for victim in find_displaceable_in(lane, request, policy, is_for_blocks=True):
+            if num_blocks_missing <= 0:
+                break
+            num_blocks_missing -= len(victim.block_ids)  # those that it shares stay held; then the next denial goes on
+            victims.append(victim)
+    return victims if num_blocks_missing <= 0 else [], PreemptionCause.BLOCKS_TAKEN
+
+
+def find_displaceable_in(lane: Lane, waiting: Request, policy: Policy, *, is_for_blocks: bool) -> list[Request]:
+    """Return those who run in ``lane`` and may give way to ``waiting``, the best to take first.
+
+    Who is at its tenant's limit gains nothing by what others hold; and blocks, unlike places, are not to be had from
+    tenants that have a reservation: what they hold beyond it, the KV-cache manager reclaims.
+    """
+    tenant = waiting.submission.tenant
+    if lane.holds.is_limited(tenant):
+        running = [request for request in lane.running.values() if request.submission.tenant == tenant]
+    elif is_for_blocks and lane.holds.owners:
+        safe = lane.holds.owners - {tenant}
+        running = [request for request in lane.running.values() if request.submission.tenant not in safe]
+    else:
+        running = list(lane.running.values())
+    return find_displaceable(waiting, running, policy)
 
 
 def _sacrifice(request: Request, policy: Policy) -> tuple[int, int, int]:

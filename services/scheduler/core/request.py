@@ -73,6 +73,7 @@ class Request:
         num_cached_tokens: Hit of the first admission; None before.
         prefix_hashes: Of the beginnings of the prompt, for placement; None before they were needed.
         num_preemptions: How often it had to give way to another request.
+        misfit_pools: Where its tenant may not hold as much as it may grow to, as far as is known.
         handle: Of the present admission.
         lane: Where it is admitted.
         block_epoch: Of the pool's opening that the block table belongs to.
@@ -103,6 +104,7 @@ class Request:
     num_cached_tokens: int | None = None
     prefix_hashes: list[int] | None = None
     num_preemptions: int = 0
+    misfit_pools: frozenset[str] = frozenset()
     handle: int = NO_HANDLE
     lane: "Lane | None" = None
     block_epoch: int = 0

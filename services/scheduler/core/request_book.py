@@ -5,7 +5,7 @@ is left here. Who of the waiting goes next is the policy's; one that returns fro
 have had if it had never left.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable
 
 from services.common.errors import EngineError, ErrorReason
 from services.scheduler.core.events import Finish, FinishReason, RequestEvent
@@ -103,9 +103,9 @@ class RequestBook:
         if not request.has_run:
             request.account.num_charged_tokens -= len(request.token_ids)
 
-    def peek(self, excluded_models: Collection[str] = (), excluded_tenants: Collection[str] = ()) -> Request | None:
-        """Return the waiting request that goes next, but for the excluded; None when there is none."""
-        return self.queue.peek(self.now_ms, excluded_models, excluded_tenants)
+    def peek(self, is_passed_over: Callable[[str, str], bool] | None = None) -> Request | None:
+        """Return the waiting request that goes next, but for the models and tenants passed over; None without any."""
+        return self.queue.peek(self.now_ms, is_passed_over)
 
     def choose(self, request: Request) -> None:
         """Take a request out of the waiting, since blocks are asked for it, and charge its tenant for what is new."""

@@ -32,7 +32,7 @@ from services.scheduler.core.kv_broker import KVBroker
 from services.scheduler.core.kv_messages import KVMessage, KVReply
 from services.scheduler.core.lane import Lane, PlanInFlight, WorkerInfo
 from services.scheduler.core.limits import SchedulerLimits, SchedulerLoad, WorkerLoad
-from services.scheduler.core.placement import check_can_be_served, find_misfit_everywhere
+from services.scheduler.core.placement import check_can_be_served, find_misfit_everywhere, quota_error
 from services.scheduler.core.policies import DEFAULT_POLICY, PolicySettings, make_policy
 from services.scheduler.core.prefix_map import PIECE_TOKENS, PrefixMap
 from services.scheduler.core.request import Request, RequestStatus
@@ -262,6 +262,7 @@ class Scheduler:
         self._kv.open_lane(lane)
         infos = [lane.info for lane in self._lane_by_worker.values()]
         for request in list(self._book.queue):
+            request.misfit_pools -= {info.name}
             misfit = find_misfit_everywhere(infos, request.submission, len(request.token_ids))
             if misfit is not None:
                 self._end(request, FinishReason.ERROR, misfit)
@@ -296,8 +297,12 @@ class Scheduler:
         return self._kv.take_message()
 
     def apply_kv_reply(self, reply: KVReply) -> None:
-        """Take up a reply; one that is not awaited any more is ignored."""
-        self._kv.apply_reply(reply)
+        """Take up a reply; one that is not awaited any more is ignored.
+
+        Requests of a tenant that may never hold enough blocks for them end with EXCEEDS_KV_CAPACITY.
+        """
+        for request in self._kv.apply_reply(reply):
+            self._end(request, FinishReason.ERROR, quota_error(request))
 
     # Introspection.
 

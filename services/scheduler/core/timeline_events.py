@@ -18,6 +18,7 @@ class BlockedCause(Enum):
     NO_WORKER = "no_worker"  # none that has its model and room for it takes requests
     NO_PLACE = "no_place"  # as many requests run as may
     NO_BLOCKS = "no_blocks"  # the block pool has too few
+    TENANT_LIMIT = "tenant_limit"  # its tenant holds as many blocks as it may
 
 
 class PreemptionCause(Enum):
@@ -26,6 +27,8 @@ class PreemptionCause(Enum):
     OUT_OF_BLOCKS = "out_of_blocks"  # a running request needed a block, and the pool had none
     PLACE_TAKEN = "place_taken"  # a waiting request of a higher class took its place
     BLOCKS_TAKEN = "blocks_taken"  # a waiting request of a higher class took its blocks
+    BURST_RECLAIMED = "burst_reclaimed"  # beyond its tenant's reservation, it held blocks that another's needed
+    TENANT_LIMIT = "tenant_limit"  # a running request of its tenant needed a block, and the tenant was at its limit
     WORKER_LOST = "worker_lost"
     KV_CACHE_LOST = "kv_cache_lost"
 

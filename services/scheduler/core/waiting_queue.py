@@ -1,6 +1,9 @@
-"""All waiting requests, in the order of the policy; :mod:`policies.protocol` says what groups, orders and ranks are."""
+"""All waiting requests, in the order of the policy; :mod:`policies.protocol` says what groups, orders and ranks are.
 
-from collections.abc import Collection, Iterator
+Each tenant has groups of its own under any policy, so that the requests of one can be passed over at once.
+"""
+
+from collections.abc import Callable, Iterator
 
 from services.scheduler.core.policies.protocol import Policy
 from services.scheduler.core.request import Request
@@ -8,7 +11,7 @@ from services.scheduler.core.request_queue import RequestQueue
 
 
 class WaitingQueue:
-    """One heap per model and group of the policy.
+    """One heap per model, tenant and group of the policy.
 
     Args:
         policy: Who goes next.
@@ -45,26 +48,24 @@ class WaitingQueue:
             del self._queue_by_group[group]
         self._num_requests -= 1
 
-    def peek(
-        self, now_ms: int, excluded_models: Collection[str] = (), excluded_tenants: Collection[str] = ()
-    ) -> Request | None:
-        """Return who goes next, but for the excluded; None when nobody waits.
+    def peek(self, now_ms: int, is_passed_over: Callable[[str, str], bool] | None = None) -> Request | None:
+        """Return who goes next; None when nobody waits.
 
-        Tenants can be excluded only under a policy that has tenants, which therefore are groups of their own.
+        Args:
+            now_ms: Time.
+            is_passed_over: Told a model, as asked for, and a tenant; whether their requests are left out.
         """
         first: Request | None = None
         first_rank: tuple[float, ...] = ()
-        for (model, *_), queue in self._queue_by_group.items():
-            if model in excluded_models:
+        for (model, tenant, *_), queue in self._queue_by_group.items():
+            if is_passed_over is not None and is_passed_over(model, tenant):
                 continue
             head = queue.peek()
             assert head is not None
-            if head.submission.tenant in excluded_tenants:
-                continue
             rank = self._policy.rank_of(head, now_ms)
             if first is None or rank < first_rank:
                 first, first_rank = head, rank
         return first
 
     def _group_of(self, request: Request) -> tuple[str, ...]:
-        return (request.submission.model, *self._policy.group_of(request))
+        return (request.submission.model, request.submission.tenant, *self._policy.group_of(request))

@@ -105,14 +105,24 @@ def test_composed_puts_classes_first_then_shares_then_deadlines() -> None:
     assert order(policy_of("composed"), requests, charge=10) == [5, 3, 2, 1, 4]
 
 
-def test_queue_passes_over_the_excluded_models() -> None:
-    queue = WaitingQueue(policy_of("composed"))
-    queue.push(bare_request(1, model="big"))
-    queue.push(bare_request(2, model="small"))
-    assert queue.peek(NOW_MS, {"big"}).arrival == 2  # type: ignore[union-attr]
-    assert queue.peek(NOW_MS, {"big", "small"}) is None
-    assert [request.arrival for request in queue] == [1, 2]
-    assert len(queue) == 2
+@pytest.mark.parametrize("name", ["fcfs", "priority", "fair", "deadline", "composed"])
+def test_queue_passes_over_a_tenant_of_a_model_under_any_policy(name: PolicyName) -> None:
+    queue = WaitingQueue(policy_of(name))
+    one, other = Account("one"), Account("other")
+    queue.push(bare_request(1, account=one, model="big"))
+    queue.push(bare_request(2, account=other, model="big"))
+    queue.push(bare_request(3, account=one, model="small"))
+
+    def first_but(*passed_over: tuple[str, str]) -> int | None:
+        request = queue.peek(NOW_MS, lambda model, tenant: (model, tenant) in passed_over)
+        return None if request is None else request.arrival
+
+    assert first_but() == 1
+    assert first_but(("big", "one")) == 2
+    assert first_but(("big", "one"), ("big", "other")) == 3
+    assert first_but(("big", "one"), ("big", "other"), ("small", "one")) is None
+    assert [request.arrival for request in queue] == [1, 2, 3]
+    assert len(queue) == 3
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,8 @@ def test_admission_asks_first_come_first_served_while_places_remain() -> None:
         1,
         open_pools=(WORKER_INFO.pool_spec,),
         admits=(
-            Admit(101, WORKER, "scope", (1, 2, 3), 5, "a", "tenant"),
-            Admit(102, WORKER, "scope", (1, 2, 3), 5, "b", "tenant"),
+            Admit(101, WORKER, "scope", (1, 2, 3), 5, "a", "tenant", max_num_tokens=11),
+            Admit(102, WORKER, "scope", (1, 2, 3), 5, "b", "tenant", max_num_tokens=11),
         ),
     )
     assert harness.scheduler.load().num_waiting == 1

@@ -14,6 +14,7 @@ class BlockedCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BLOCKED_CAUSE_NO_WORKER: _ClassVar[BlockedCause]
     BLOCKED_CAUSE_NO_PLACE: _ClassVar[BlockedCause]
     BLOCKED_CAUSE_NO_BLOCKS: _ClassVar[BlockedCause]
+    BLOCKED_CAUSE_TENANT_LIMIT: _ClassVar[BlockedCause]
 
 class RunKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -29,10 +30,13 @@ class PreemptionCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PREEMPTION_CAUSE_BLOCKS_TAKEN: _ClassVar[PreemptionCause]
     PREEMPTION_CAUSE_WORKER_LOST: _ClassVar[PreemptionCause]
     PREEMPTION_CAUSE_KV_CACHE_LOST: _ClassVar[PreemptionCause]
+    PREEMPTION_CAUSE_BURST_RECLAIMED: _ClassVar[PreemptionCause]
+    PREEMPTION_CAUSE_TENANT_LIMIT: _ClassVar[PreemptionCause]
 BLOCKED_CAUSE_UNSPECIFIED: BlockedCause
 BLOCKED_CAUSE_NO_WORKER: BlockedCause
 BLOCKED_CAUSE_NO_PLACE: BlockedCause
 BLOCKED_CAUSE_NO_BLOCKS: BlockedCause
+BLOCKED_CAUSE_TENANT_LIMIT: BlockedCause
 RUN_KIND_UNSPECIFIED: RunKind
 RUN_KIND_CATCH_UP: RunKind
 RUN_KIND_DECODE: RunKind
@@ -42,6 +46,8 @@ PREEMPTION_CAUSE_PLACE_TAKEN: PreemptionCause
 PREEMPTION_CAUSE_BLOCKS_TAKEN: PreemptionCause
 PREEMPTION_CAUSE_WORKER_LOST: PreemptionCause
 PREEMPTION_CAUSE_KV_CACHE_LOST: PreemptionCause
+PREEMPTION_CAUSE_BURST_RECLAIMED: PreemptionCause
+PREEMPTION_CAUSE_TENANT_LIMIT: PreemptionCause
 
 class RequestTimeline(_message.Message):
     __slots__ = ("request_id", "tenant", "model", "priority", "status", "num_prompt_tokens", "num_events_left_out", "events")
