@@ -32,7 +32,7 @@ from scripts.bench.streaming_client import Endpoint, Outcome, StreamingClient
 _WORDS: Final = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
 _PATH: Final = "/v1/completions"
 # Warm-up prompts come from another stream of random numbers, so that no measured prompt has been seen before.
-_WARM_UP_SEED: Final = 1 << 32
+WARM_UP_SEED: Final = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ async def run_open_loop(
 async def run(load: Load, endpoint: Endpoint, objective: Objective, timeout_s: float) -> Report:
     """Warm up, then measure."""
     clients = [StreamingClient(endpoint, timeout_s) for _ in range(load.concurrency)]
-    warm_up = await run_closed_loop(clients, make_bodies(load, load.num_warm_up, load.seed + _WARM_UP_SEED))
+    warm_up = await run_closed_loop(clients, make_bodies(load, load.num_warm_up, load.seed + WARM_UP_SEED))
     if errors := {outcome.error for outcome in warm_up if outcome.error}:
         raise SystemExit("warm-up failed: " + "; ".join(sorted(errors)))
     bodies = make_bodies(load, load.num_requests, load.seed)
