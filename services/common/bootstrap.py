@@ -25,6 +25,7 @@ from services.common.clock import SystemClock
 from services.common.config import ServiceConfig, load_config
 from services.common.epoch import new_epoch
 from services.common.errors import EngineError
+from services.common.garbage import settle_garbage_collector
 from services.common.lifeline import start_lifeline_watch
 from services.common.logs import set_up_logs
 from services.common.rpc.server import RpcServer
@@ -111,10 +112,17 @@ async def _live(service_name: str, name: str, config: Config, build: Builder[Con
     await server.start(config.listen)
     async with asyncio.TaskGroup() as tasks:
         work = tasks.create_task(service.run(), name=f"{name}.run")
+        settling = tasks.create_task(_settle(server), name=f"{name}.settle")
         await _wait_for_stop(stop, work)
+        settling.cancel()
         await _stop(config, server, service)
         work.cancel()
     logger.info("stopped")
+
+
+async def _settle(server: RpcServer) -> None:
+    await server.wait_until_ready()
+    settle_garbage_collector()
 
 
 def _wake(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -4,6 +4,7 @@ Owns the server object and the health state. Guarantees: Check and Watch of ``gr
 service's own name with the same truth, and NOT_SERVING once draining has begun, for good.
 """
 
+import asyncio
 import os
 from collections.abc import Sequence
 
@@ -52,6 +53,7 @@ class RpcServer:
         self._health_names = ("", service)
         self._is_ready = False
         self._is_draining = False
+        self._was_ready = asyncio.Event()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         info_grpc.add_ServiceInfoServiceServicer_to_server(_ServiceInfoServicer(name, epoch), self.server)
         self.add_service_names([info_pb2.DESCRIPTOR.services_by_name["ServiceInfoService"].full_name])
@@ -64,6 +66,10 @@ class RpcServer:
     def is_ready(self) -> bool:
         """Whether health answers SERVING."""
         return self._is_ready and not self._is_draining
+
+    async def wait_until_ready(self) -> None:
+        """Return once the service has been ready for the first time: everything it needs is in memory then."""
+        await self._was_ready.wait()
 
     async def start(self, address: str) -> None:
         """Listen on ``unix:PATH`` or ``HOST:PORT``, not ready yet.
@@ -83,6 +89,8 @@ class RpcServer:
     async def set_ready(self, *, is_ready: bool) -> None:
         """Say whether the service can do its work; ignored once draining."""
         self._is_ready = is_ready
+        if is_ready:
+            self._was_ready.set()
         if self._is_draining:
             return
         for name in self._health_names:
