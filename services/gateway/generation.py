@@ -31,11 +31,15 @@ class Usage:
         num_prompt_tokens: Prompt length.
         num_output_tokens: Tokens that were delivered, the one that ended the output included.
         num_cached_tokens: Prompt tokens saved by a prefix hit.
+        num_draft_tokens: Output tokens that were guessed in advance.
+        num_accepted_tokens: How many of them came true.
     """
 
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +233,11 @@ class TextGeneration:
             num_prompt_tokens=len(self.prepared.request.prompt_token_ids),
             num_output_tokens=self._num_tokens,
             num_cached_tokens=0 if self._finish is None else self._finish.num_cached_tokens,
+            num_draft_tokens=0 if self._finish is None else self._finish.num_draft_tokens,
+            num_accepted_tokens=0 if self._finish is None else self._finish.num_accepted_tokens,
+        )
+        self._metrics.guessed(
+            self.prepared.surface, num_drafted=usage.num_draft_tokens, num_accepted=usage.num_accepted_tokens
         )
         self._outcome = reason.value
         reached = stop_reason(self._finish, self._stop, self.prepared.rule)

@@ -25,6 +25,8 @@ class _SurfaceSeries:
     duration: Histogram
     prompt_tokens: Counter
     generation_tokens: Counter
+    draft_tokens: Counter
+    accepted_tokens: Counter
     running: Gauge
 
 
@@ -64,6 +66,18 @@ class GatewayMetrics:
         )
         prompt = Counter("treadle_gateway_prompt_tokens", "Prompt tokens submitted.", by_surface, registry=registry)
         output = Counter("treadle_gateway_generation_tokens", "Tokens received.", by_surface, registry=registry)
+        drafted = Counter(
+            "treadle_gateway_draft_tokens",
+            "Output tokens guessed in advance, of requests that ended well.",
+            by_surface,
+            registry=registry,
+        )
+        accepted = Counter(
+            "treadle_gateway_accepted_tokens",
+            "Guessed tokens that came true, of requests that ended well.",
+            by_surface,
+            registry=registry,
+        )
         running = Gauge("treadle_gateway_running_streams", "Requests being served.", by_surface, registry=registry)
         self._series = {
             surface: _SurfaceSeries(
@@ -72,6 +86,8 @@ class GatewayMetrics:
                 duration=duration.labels(surface.value),
                 prompt_tokens=prompt.labels(surface.value),
                 generation_tokens=output.labels(surface.value),
+                draft_tokens=drafted.labels(surface.value),
+                accepted_tokens=accepted.labels(surface.value),
                 running=running.labels(surface.value),
             )
             for surface in Surface
@@ -94,6 +110,12 @@ class GatewayMetrics:
         series = self._series[surface]
         series.inter_token_latency.observe(seconds / num_tokens)
         series.generation_tokens.inc(num_tokens)
+
+    def guessed(self, surface: Surface, *, num_drafted: int, num_accepted: int) -> None:
+        """Count the tokens guessed for a request that ended well, and those of them that came true."""
+        series = self._series[surface]
+        series.draft_tokens.inc(num_drafted)
+        series.accepted_tokens.inc(num_accepted)
 
     def ended(self, surface: Surface, *, outcome: str, seconds: float) -> None:
         """Record the end of a request that had started."""

@@ -101,6 +101,8 @@ class Finish:
         num_prompt_tokens: Prompt length.
         num_output_tokens: Tokens sampled, the end token included.
         num_cached_tokens: Prompt tokens that a prefix hit saved when the request was first admitted.
+        num_draft_tokens: Output tokens that were guessed in advance.
+        num_accepted_tokens: How many of them came true.
     """
 
     reason: FinishReason
@@ -108,6 +110,8 @@ class Finish:
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

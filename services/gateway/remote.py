@@ -382,4 +382,6 @@ def _finish_of(event: pb2.RequestEvent) -> Finish | None:
         num_prompt_tokens=finish.usage.num_prompt_tokens,
         num_output_tokens=finish.usage.num_output_tokens,
         num_cached_tokens=finish.usage.num_cached_tokens,
+        num_draft_tokens=finish.usage.num_draft_tokens,
+        num_accepted_tokens=finish.usage.num_accepted_tokens,
     )

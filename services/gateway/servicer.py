@@ -223,6 +223,8 @@ def _responses(
             num_prompt_tokens=piece.usage.num_prompt_tokens,
             num_output_tokens=piece.usage.num_output_tokens,
             num_cached_tokens=piece.usage.num_cached_tokens,
+            num_draft_tokens=piece.usage.num_draft_tokens,
+            num_accepted_tokens=piece.usage.num_accepted_tokens,
         ),
     )
     if isinstance(piece.stop_reason, str):

@@ -148,6 +148,8 @@ class SchedulerServicer(pb2_grpc.SchedulerServiceServicer):
             num_running=load.num_running,
             num_preemptions=load.num_preemptions,
             num_steps=load.num_steps,
+            num_drafted_by_place=load.num_drafted_by_place,
+            num_accepted_by_place=load.num_accepted_by_place,
         )
         for worker in load.workers:
             response.workers.add(
@@ -263,3 +265,5 @@ def _set_finish(event: pb2.RequestEvent, finish: Finish) -> None:
     event.finish.usage.num_prompt_tokens = finish.num_prompt_tokens
     event.finish.usage.num_output_tokens = finish.num_output_tokens
     event.finish.usage.num_cached_tokens = finish.num_cached_tokens
+    event.finish.usage.num_draft_tokens = finish.num_draft_tokens
+    event.finish.usage.num_accepted_tokens = finish.num_accepted_tokens

@@ -32,6 +32,7 @@ class FakeScheduler:
         failing: Ids of the requests that fail so; None is all.
         refusal: Raised when a request is submitted.
         num_cached_tokens: Reported prefix hit.
+        guesses: Reported tokens that were guessed, and that came true.
     """
 
     answer: Callable[[SchedulerRequest], Sequence[int]]
@@ -43,6 +44,7 @@ class FakeScheduler:
     failure: EngineError = field(default_factory=lambda: EngineError(ErrorReason.WORKER_UNAVAILABLE, "worker died"))
     refusal: EngineError | None = None
     num_cached_tokens: int = 0
+    guesses: tuple[int, int] = (0, 0)
     served: tuple[ServedModel, ...] = (DEFAULT_MODEL,)
     reasons: tuple[str, ...] = ()
     requests: list[SchedulerRequest] = field(default_factory=list)
@@ -166,4 +168,11 @@ class FakeGeneration:
     def _finish_of(self, reason: FinishReason, stop_token_id: int | None, num_output_tokens: int) -> Finish:
         num_prompt_tokens = len(self._request.prompt_token_ids)
         self._ended = reason
-        return Finish(reason, stop_token_id, num_prompt_tokens, num_output_tokens, self._scheduler.num_cached_tokens)
+        return Finish(
+            reason,
+            stop_token_id,
+            num_prompt_tokens,
+            num_output_tokens,
+            self._scheduler.num_cached_tokens,
+            *self._scheduler.guesses,
+        )

@@ -99,6 +99,15 @@ async def test_metrics_are_classic_text_whatever_the_scraper_prefers():
         assert "# EOF" not in response.text
 
 
+async def test_metrics_count_guessed_tokens_and_those_that_came_true():
+    api = Api(speaker("x", guesses=(7, 5)))
+    await api.complete()
+    await api.complete()
+    text = (await api.get("/metrics")).text
+    assert 'treadle_gateway_draft_tokens_total{surface="completion"} 14.0' in text
+    assert 'treadle_gateway_accepted_tokens_total{surface="completion"} 10.0' in text
+
+
 async def test_unknown_path_and_wrong_method_are_json():
     api = Api(speaker("x"))
     missing = await api.get("/v2/what")

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"treadle/common/v1/generation.proto\x12\x11treadle.common.v1\"X\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03*|\n\rPriorityClass\x12\x1e\n\x1aPRIORITY_CLASS_UNSPECIFIED\x10\x00\x12\x16\n\x12PRIORITY_CLASS_VIP\x10\x01\x12\x19\n\x15PRIORITY_CLASS_NORMAL\x10\x02\x12\x18\n\x14PRIORITY_CLASS_BATCH\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"treadle/common/v1/generation.proto\x12\x11treadle.common.v1\"\x8f\x01\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\r*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03*|\n\rPriorityClass\x12\x1e\n\x1aPRIORITY_CLASS_UNSPECIFIED\x10\x00\x12\x16\n\x12PRIORITY_CLASS_VIP\x10\x01\x12\x19\n\x15PRIORITY_CLASS_NORMAL\x10\x02\x12\x18\n\x14PRIORITY_CLASS_BATCH\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'treadle.common.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=147
-  _globals['_FINISHREASON']._serialized_end=271
-  _globals['_PRIORITYCLASS']._serialized_start=273
-  _globals['_PRIORITYCLASS']._serialized_end=397
-  _globals['_USAGE']._serialized_start=57
-  _globals['_USAGE']._serialized_end=145
+  _globals['_FINISHREASON']._serialized_start=203
+  _globals['_FINISHREASON']._serialized_end=327
+  _globals['_PRIORITYCLASS']._serialized_start=329
+  _globals['_PRIORITYCLASS']._serialized_end=453
+  _globals['_USAGE']._serialized_start=58
+  _globals['_USAGE']._serialized_end=201
 # @@protoc_insertion_point(module_scope)

@@ -28,11 +28,15 @@ PRIORITY_CLASS_NORMAL: PriorityClass
 PRIORITY_CLASS_BATCH: PriorityClass
 
 class Usage(_message.Message):
-    __slots__ = ("num_prompt_tokens", "num_output_tokens", "num_cached_tokens")
+    __slots__ = ("num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "num_draft_tokens", "num_accepted_tokens")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ...) -> None: ...

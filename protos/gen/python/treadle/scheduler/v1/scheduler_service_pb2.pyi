@@ -133,18 +133,22 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_waiting", "num_running", "num_preemptions", "num_steps", "workers")
+    __slots__ = ("num_waiting", "num_running", "num_preemptions", "num_steps", "workers", "num_drafted_by_place", "num_accepted_by_place")
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_BY_PLACE_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_BY_PLACE_FIELD_NUMBER: _ClassVar[int]
     num_waiting: int
     num_running: int
     num_preemptions: int
     num_steps: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerLoad]
-    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_steps: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ...) -> None: ...
+    num_drafted_by_place: _containers.RepeatedScalarFieldContainer[int]
+    num_accepted_by_place: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_steps: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ..., num_drafted_by_place: _Optional[_Iterable[int]] = ..., num_accepted_by_place: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("name", "worker_epoch", "num_running", "num_in_flight_plans", "is_draining")
