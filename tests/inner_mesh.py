@@ -34,6 +34,7 @@ class InnerMesh:
         num_blocks: Of each worker's pool.
         num_host_blocks: Of each worker's host tier, from which restoring is fast.
         max_model_len: Of the fake model.
+        max_draft_tokens: Tokens that each worker guesses in advance.
         flags: Fields of the scheduler's config.
         scheduler: The gateway's view.
         executors: The fake devices by worker.
@@ -46,6 +47,7 @@ class InnerMesh:
     max_model_len: int = 512
     num_workers: int = 1
     num_host_blocks: int = 0
+    max_draft_tokens: int = 0
     flags: dict[str, object] = field(default_factory=dict)
     executors: dict[str, FakeExecutor] = field(default_factory=dict)
     workers: dict[str, WorkerServicer] = field(default_factory=dict)
@@ -63,7 +65,7 @@ class InnerMesh:
 
     async def start_worker(self, name: str) -> None:
         epoch = new_epoch(SystemClock())
-        executor = self.executors[name] = FakeExecutor()
+        executor = self.executors[name] = FakeExecutor(max_draft_tokens=self.max_draft_tokens)
         servicer = self.workers[name] = WorkerServicer(SystemClock(), max_run_ahead_depth=4)
         facts = {"block_size": 16, "max_num_batched_tokens": 512, "device": "fake", "dtype": "none"}
         servicer.loaded(
@@ -78,6 +80,7 @@ class InnerMesh:
                 num_host_blocks=self.num_host_blocks,
                 block_restore_us=1.0,
                 token_prefill_us=1.0,
+                max_draft_tokens=self.max_draft_tokens,
                 **facts,
             ),
         )

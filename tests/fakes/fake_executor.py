@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from services.common.errors import EngineError, ErrorReason
 from services.common.verify import require
-from services.worker.plan import BatchPlan, BlockCopy, SampledToken, StepResult, StepTimings
+from services.worker.plan import BatchPlan, BlockCopy, RowDraft, SampledToken, StepResult, StepTimings
 
 VOCAB_SIZE = 1000
 
@@ -44,11 +44,13 @@ class FakeExecutor:
         block_size: Slots a block.
         is_open: Cleared, steps wait; for tests that need a step to take long.
         failing_token: A row whose request has this token in its prompt fails its whole step.
+        max_draft_tokens: Tokens that it guesses where it may.
     """
 
     block_size: int = 16
     is_open: asyncio.Event = field(default_factory=asyncio.Event)
     failing_token: int | None = None
+    max_draft_tokens: int = 0
     requests: dict[int, _Request] = field(default_factory=dict)
     block_copies: list[BlockCopy] = field(default_factory=list)
     num_steps: int = 0
@@ -95,7 +97,8 @@ class FakeExecutor:
             self.requests.pop(handle, None)
         for new in plan.new_requests:
             self.requests[new.handle] = _Request(list(new.token_ids), new.num_computed_tokens, list(new.block_ids))
-        sampled = []
+        sampled: list[SampledToken] = []
+        drafts: list[RowDraft] = []
         for row in plan.rows:
             request = self.requests.get(row.handle)
             assert request is not None, f"unknown handle {row.handle}"
@@ -107,8 +110,24 @@ class FakeExecutor:
             require(
                 request.num_computed_tokens <= len(request.block_ids) * self.block_size, "every position has a slot"
             )
+            end = request.num_computed_tokens + row.max_draft_tokens
+            require(end <= len(request.block_ids) * self.block_size, "every guess has a slot")
             if row.is_sampling:
-                token_id = next_token(request.token_ids)
-                request.token_ids.append(token_id)
-                sampled.append(SampledToken(row.handle, token_id))
-        return StepResult(plan.plan_id, tuple(sampled), StepTimings(0.0, 0.0, 0.0))
+                guess = self._guess(request.token_ids, row.max_draft_tokens)
+                drafts += [RowDraft(row.handle, len(guess))] if guess else []
+                sampled += [SampledToken(row.handle, token_id) for token_id in self._sample(request, guess)]
+        return StepResult(plan.plan_id, tuple(sampled), StepTimings(0.0, 0.0, 0.0), drafts=tuple(drafts))
+
+    def _guess(self, token_ids: list[int], max_num_tokens: int) -> list[int]:
+        """Guess rightly but for every third token of a sequence."""
+        guess = continuation(token_ids, min(max_num_tokens, self.max_draft_tokens))
+        return [token + ((len(token_ids) + place) % 3 == 0) for place, token in enumerate(guess)]
+
+    def _sample(self, request: _Request, guess: list[int]) -> list[int]:
+        """Sample one token, and one more for each guess that comes true."""
+        token_ids: list[int] = []
+        while len(token_ids) <= len(guess) and token_ids == guess[: len(token_ids)]:
+            token_ids.append(next_token(request.token_ids))
+            request.token_ids.append(token_ids[-1])
+        request.num_computed_tokens += len(token_ids) - 1
+        return token_ids

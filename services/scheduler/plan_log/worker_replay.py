@@ -103,7 +103,8 @@ def require_same_worker(stream: StreamSummary, worker: worker_service_pb2.Capabi
         EngineError: REPLAY_REFUSED.
     """
     recorded = stream.capabilities
-    for name in ("weight_version", "dtype", "block_size"):
+    # A worker that guesses fewer tokens would be a few behind after the first guess that came true.
+    for name in ("weight_version", "dtype", "block_size", "max_draft_tokens"):
         then, now = getattr(recorded, name), getattr(worker, name)
         if then != now:
             raise _refusal(f"{stream.title}: {name} was {then}, the worker has {now}")
