@@ -19,13 +19,17 @@ GREEDY = scheduler.SamplingParams()
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the pool: at most the runner's own; ``num_host_blocks`` 0 lets preempted requests be computed again."""
+    """Of the pool: at most the runner's own; ``num_host_blocks`` 0 lets preempted requests be computed again.
+
+    ``max_draft_tokens`` is how many tokens the runner may guess for a row.
+    """
 
     num_blocks: int
     block_size: int = 16
     num_host_blocks: int = 0
     max_model_len: int = 512
     max_num_batched_tokens: int = 64
+    max_draft_tokens: int = 0
 
 
 class CoreMesh:
@@ -45,7 +49,15 @@ class CoreMesh:
         )
         self._scheduler = scheduler.Scheduler(limits, epoch=1)
         info = scheduler.WorkerInfo(
-            WORKER, 1, sizes.num_blocks, sizes.block_size, sizes.max_model_len, "m", "v", sizes.num_host_blocks
+            name=WORKER,
+            epoch=1,
+            num_blocks=sizes.num_blocks,
+            block_size=sizes.block_size,
+            max_model_len=sizes.max_model_len,
+            model="m",
+            weight_version="v",
+            num_host_blocks=sizes.num_host_blocks,
+            max_draft_tokens=sizes.max_draft_tokens,
         )
         self._scheduler.open_worker(info)
         self._outputs: dict[str, list[int]] = {}
@@ -53,6 +65,16 @@ class CoreMesh:
     @property
     def num_preemptions(self) -> int:
         return self._scheduler.load().num_preemptions
+
+    @property
+    def num_steps(self) -> int:
+        return self._scheduler.load().num_steps
+
+    @property
+    def acceptance(self) -> list[tuple[int, int]]:
+        """Guessed tokens, and those that came true, by their place in the guess."""
+        load = self._scheduler.load()
+        return list(zip(load.num_drafted_by_place, load.num_accepted_by_place, strict=True))
 
     @property
     def usage(self) -> PoolUsage:
@@ -85,7 +107,8 @@ class CoreMesh:
                 result = self._runner.execute(to_worker(in_flight.popleft()))
                 sampled = tuple((token.handle, token.token_id) for token in result.sampled)
                 failed = tuple(error.handle for error in result.row_errors)
-                self._scheduler.apply(WORKER, scheduler.StepResult(result.plan_id, sampled, failed))
+                drafts = tuple((draft.handle, draft.num_tokens) for draft in result.drafts)
+                self._scheduler.apply(WORKER, scheduler.StepResult(result.plan_id, sampled, failed, 0, drafts))
                 for event in self._scheduler.take_events():
                     assert event.finish is None or event.finish.reason is scheduler.FinishReason.LENGTH, event
                     self._outputs[event.request_id] += event.token_ids
@@ -112,6 +135,7 @@ def to_worker(plan: scheduler.BatchPlan) -> worker.BatchPlan:
                 row.num_scheduled_tokens,
                 tuple(map(worker.BlockId, row.new_block_ids)),
                 row.is_sampling,
+                row.max_draft_tokens,
             )
             for row in plan.rows
         ),
