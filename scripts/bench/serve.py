@@ -30,6 +30,7 @@ from scripts.bench.report import Objective, Report, format_report, make_report
 from scripts.bench.streaming_client import Endpoint, Outcome, StreamingClient
 
 _WORDS: Final = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
+_TOKENS_A_FUNCTION: Final = 36
 _PATH: Final = "/v1/completions"
 # Warm-up prompts come from another stream of random numbers, so that no measured prompt has been seen before.
 WARM_UP_SEED: Final = 1 << 32
@@ -41,7 +42,8 @@ class Load:
 
     Attributes:
         model: Name of the model in the requests.
-        prompt_kind: ``ids``: exactly so many random token ids; ``text``: about as many random words.
+        prompt_kind: ``ids``: exactly so many random token ids; ``text``: about as many random words; ``edit``: a
+            program of about as many tokens and the beginning of its copy with one name changed, for the model to go on.
         input_tokens: Length of each prompt.
         output_tokens: Length of each output; end of sequence is ignored.
         first_token_id: Smallest token id of a random prompt.
@@ -50,11 +52,12 @@ class Load:
         num_warm_up: Requests before them that are not measured.
         concurrency: Requests in flight (closed loop).
         rate: Mean requests per second with exponential gaps (open loop), or None for the closed loop.
-        seed: Determines prompts and arrivals.
+        seed: Determines prompts, arrivals and, unless the temperature is 0, what is sampled.
+        temperature: Of sampling; 0 is greedy.
     """
 
     model: str
-    prompt_kind: Literal["ids", "text"]
+    prompt_kind: Literal["ids", "text", "edit"]
     input_tokens: int
     output_tokens: int
     first_token_id: int
@@ -64,6 +67,7 @@ class Load:
     concurrency: int
     rate: float | None
     seed: int
+    temperature: float = 0.0
 
 
 def make_bodies(load: Load, count: int, seed: int) -> list[bytes]:
@@ -74,19 +78,38 @@ def make_bodies(load: Load, count: int, seed: int) -> list[bytes]:
         prompt: object
         if load.prompt_kind == "ids":
             prompt = [source.randint(load.first_token_id, load.last_token_id) for _ in range(load.input_tokens)]
+        elif load.prompt_kind == "edit":
+            prompt = edit_prompt(source, load.input_tokens)
         else:
             prompt = " ".join(source.choice(_WORDS) for _ in range(load.input_tokens))
         request = {
             "model": load.model,
             "prompt": prompt,
             "max_tokens": load.output_tokens,
-            "temperature": 0,
+            "temperature": load.temperature,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if load.temperature:
+            request["seed"] = source.getrandbits(32)
         bodies.append(json.dumps(request).encode())
     return bodies
+
+
+def edit_prompt(source: random.Random, num_tokens: int) -> str:
+    """Return a random program of about ``num_tokens``, and its first lines with one name changed.
+
+    What follows is known but for that name: the kind of work in which guessing tokens in advance pays.
+    """
+    lines: list[str] = []
+    for _ in range(max(1, num_tokens // _TOKENS_A_FUNCTION)):
+        name, first, second = source.sample(_WORDS, 3)
+        lines += [f"def {name}_of({first}, {second}):", f"    {second} = {first}.{name} + {source.randint(2, 99)}"]
+        lines += [f"    return {first}.{second}({name}={second})", ""]
+    old, new = source.sample(_WORDS, 2)
+    begun = "\n".join(lines[:4]).replace(old, new)
+    return "\n".join(["# shapes.py", *lines, f"# shapes.py with {old} renamed to {new}", begun, ""])
 
 
 async def run_closed_loop(clients: Sequence[StreamingClient], bodies: Sequence[bytes]) -> list[Outcome]:
@@ -159,6 +182,7 @@ def main() -> None:
         concurrency=arguments.concurrency,
         rate=arguments.rate,
         seed=arguments.seed,
+        temperature=arguments.temperature,
     )
     objective = Objective(arguments.slo_ttft_ms, arguments.slo_tpot_ms)
     report = asyncio.run(run(load, endpoint, objective, arguments.timeout_s))
@@ -187,9 +211,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warm-up", type=int, help="requests before measuring; default: 2 x concurrency")
     parser.add_argument("--input-tokens", type=int, default=128, help="default: %(default)s")
     parser.add_argument("--output-tokens", type=int, default=128, help="default: %(default)s")
-    parser.add_argument("--prompt-kind", choices=("ids", "text"), default="ids", help="default: %(default)s")
+    parser.add_argument("--prompt-kind", choices=("ids", "text", "edit"), default="ids", help="default: %(default)s")
     parser.add_argument("--first-token-id", type=int, default=1000, help="default: %(default)s")
     parser.add_argument("--last-token-id", type=int, default=30_000, help="default: %(default)s")
+    parser.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s, greedy")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--timeout-s", type=float, default=600.0, help="for one request; default: %(default)s")
     parser.add_argument("--slo-ttft-ms", type=float, help="bound of TTFT for goodput")

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,23 @@ def test_prompts_are_determined_by_the_seed_and_share_no_prefix() -> None:
     assert len(set(prompts)) == 5
     assert all(len(prompt) == 4 and all(10 <= token <= 20 for token in prompt) for prompt in prompts)
     assert json.loads(first[0])["ignore_eos"] is True
+
+
+def test_edit_prompt_is_a_program_and_the_beginning_of_its_copy_with_one_name_changed() -> None:
+    load = replace(LOAD, prompt_kind="edit", input_tokens=120)
+    first, second = (json.loads(body)["prompt"] for body in make_bodies(load, 2, 1))
+    assert first != second
+    heading, *program, renamed, one, two, three, blank, _ = first.split("\n")
+    assert heading == "# shapes.py"
+    assert len(program) == 12  # three functions of four lines
+    old, new = re.fullmatch(r"# shapes.py with (\w+) renamed to (\w+)", renamed).groups()  # type: ignore[union-attr]
+    assert [one, two, three, blank] == [line.replace(old, new) for line in program[:4]]
+
+
+def test_requests_are_greedy_unless_a_temperature_is_given_and_then_seeded() -> None:
+    (greedy,), (sampled,) = make_bodies(LOAD, 1, 1), make_bodies(replace(LOAD, temperature=1.0), 1, 1)
+    assert (json.loads(greedy)["temperature"], "seed" in json.loads(greedy)) == (0, False)
+    assert (json.loads(sampled)["temperature"], "seed" in json.loads(sampled)) == (1, True)
 
 
 def an_outcome(event_s: list[float], *, tokens: int, end_s: float, error: str | None = None) -> Outcome:
