@@ -28,8 +28,10 @@ CLIENT_OPTIONS: ChannelOptions = [
     ("grpc.http2.max_pings_without_data", 0),
     # The links of the mesh have their own back-off (services.common.tasks); gRPC's must not add up to minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # In spite of its name, the time that one attempt has until the peer answers; a peer on a busy machine needs it, and
+    # one that is gone is noticed at once.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     # Two channels to one address must not share a broken connection.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),

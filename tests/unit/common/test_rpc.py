@@ -264,3 +264,25 @@ async def test_messages_above_four_megabytes_pass(tmp_path: Path):
             message = kv_pb2.SessionRequest(sequence=1, close_pools=["x" * 5_000_000])
             await write_message(call, message, ErrorReason.KV_CACHE_UNAVAILABLE)
             assert (await read_greeting(call, ErrorReason.KV_CACHE_UNAVAILABLE)).sequence == 1
+
+
+async def test_peer_that_is_slow_to_answer_a_connection_is_not_taken_for_dead(tmp_path: Path):
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    async with serving(tmp_path) as (_, _, address):
+
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(0.3)  # as a process that does not get the processor
+            peer_reader, peer_writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(pump(reader, peer_writer))
+                tasks.create_task(pump(peer_reader, writer))
+
+        async with await asyncio.start_unix_server(relay, f"{tmp_path}/slow") as slow:
+            async with open_channel(f"unix:{tmp_path}/slow") as channel:
+                answer = await kv_grpc.KVCacheServiceStub(channel).GetUsage(kv_pb2.GetUsageRequest(), timeout=10)
+            slow.close()
+    assert answer == kv_pb2.GetUsageResponse()
