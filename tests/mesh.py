@@ -161,11 +161,12 @@ def running_mesh(model: Path | str, *flags: str) -> Iterator[Mesh]:
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ, cwd=run_root
         )
         mesh = Mesh(process, http_port, grpc_port, environ)
-        stack.callback(_end, mesh)
-        for stream, lines in ((process.stdout, mesh.stdout), (process.stderr, mesh.log)):
-            reader = threading.Thread(target=_read_lines, args=(stream, lines, mesh), daemon=True)
+        outputs = ((process.stdout, mesh.stdout), (process.stderr, mesh.log))
+        readers = [threading.Thread(target=_read_lines, args=(*output, mesh), daemon=True) for output in outputs]
+        for reader in readers:
             reader.start()
             stack.callback(reader.join, 5)
+        stack.callback(_end, mesh)  # before the readers are waited for, which end with the processes
         if not mesh.is_ready.wait(START_TIMEOUT_S) or process.poll() is not None:
             raise AssertionError("the mesh did not start\n" + "\n".join(mesh.log[-60:]))
         yield mesh
