@@ -23,6 +23,7 @@ EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 _USAGE_REASONS: Final = (ErrorReason.INVALID_CONFIG, ErrorReason.MODEL_NOT_FOUND)
 _DEFAULT_HTTP_PORT: Final = ServeSettings().http_port
+_DEFAULT_DRAIN_WAIT_S: Final = 120.0
 _MIB: Final = 1 << 20
 
 Command = Callable[[argparse.Namespace], int]
@@ -75,13 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print the JSON of the HTTP interface")
     explain.set_defaults(command=_explain)
 
-    kv = commands.add_parser("kv", help="look after the KV cache of a running mesh")
-    kv_actions = kv.add_subparsers(required=True, metavar="ACTION")
-    fsck = kv_actions.add_parser("fsck", help="compare what KV-cache manager, scheduler and workers hold")
-    _add_port(fsck)
-    fsck.add_argument("--repair", action="store_true", help="take away what is certainly leaked")
-    fsck.add_argument("--json", action="store_true", help="print a JSON object")
-    fsck.set_defaults(command=_fsck)
+    _add_maintenance(commands)
 
     chat = commands.add_parser("chat", help="talk to a running mesh in the terminal")
     _add_port(chat)
@@ -114,6 +109,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_maintenance(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    worker = commands.add_parser("worker", help="look after a worker of a running mesh")
+    worker_actions = worker.add_subparsers(required=True, metavar="ACTION")
+    drain = worker_actions.add_parser("drain", help="restart a worker when what runs on it has ended")
+    drain.add_argument("name", metavar="NAME", help="such as worker-0")
+    _add_port(drain)
+    drain.add_argument(
+        "--timeout", type=float, default=_DEFAULT_DRAIN_WAIT_S, metavar="S", help="longest wait for the successor"
+    )
+    drain.set_defaults(command=_drain_worker)
+
+    kv = commands.add_parser("kv", help="look after the KV cache of a running mesh")
+    kv_actions = kv.add_subparsers(required=True, metavar="ACTION")
+    fsck = kv_actions.add_parser("fsck", help="compare what KV-cache manager, scheduler and workers hold")
+    _add_port(fsck)
+    fsck.add_argument("--repair", action="store_true", help="take away what is certainly leaked")
+    fsck.add_argument("--json", action="store_true", help="print a JSON object")
+    fsck.set_defaults(command=_fsck)
+
+
 def _add_port(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--http-port", type=int, default=_DEFAULT_HTTP_PORT, metavar="N", help="HTTP port of the mesh")
 
@@ -139,6 +154,12 @@ def _explain(arguments: argparse.Namespace) -> int:
 
     question = Question(arguments.request_id, arguments.host, arguments.http_port)
     return explain(question, as_json=arguments.json)
+
+
+def _drain_worker(arguments: argparse.Namespace) -> int:
+    from services.launcher.worker_drain import drain_worker
+
+    return drain_worker(arguments.name, arguments.http_port, os.environ, timeout_s=arguments.timeout)
 
 
 def _fsck(arguments: argparse.Namespace) -> int:
