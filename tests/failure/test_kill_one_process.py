@@ -17,21 +17,22 @@ NUM_STREAMS = 6
 NUM_TOKENS = 600
 
 
-def body(index: int) -> dict[str, object]:
+def body(index: int, num_tokens: int = NUM_TOKENS) -> dict[str, object]:
     sampling = {"temperature": 0} if index % 2 else {"temperature": 0.8, "seed": index}
     return {
         "prompt": [5 + index, 6, 7],
-        "max_tokens": NUM_TOKENS,
+        "max_tokens": num_tokens,
         "ignore_eos": True,
         "return_token_ids": True,
     } | sampling
 
 
-def stream_ids(mesh: Mesh, index: int, is_under_way: threading.Semaphore) -> list[int]:
+def stream_ids(mesh: Mesh, index: int, is_under_way: threading.Semaphore, num_tokens: int = NUM_TOKENS) -> list[int]:
     ids: list[int] = []
+    is_told = False
     finish_reasons: list[str] = []
     with httpx.stream(
-        "POST", f"{mesh.url}/v1/completions", json=body(index) | {"stream": True}, timeout=120
+        "POST", f"{mesh.url}/v1/completions", json=body(index, num_tokens) | {"stream": True}, timeout=120
     ) as response:
         assert response.status_code == 200
         for line in response.iter_lines():
@@ -42,8 +43,9 @@ def stream_ids(mesh: Mesh, index: int, is_under_way: threading.Semaphore) -> lis
             ids += chunk["choices"][0].get("token_ids") or []
             if chunk["choices"][0]["finish_reason"]:
                 finish_reasons.append(chunk["choices"][0]["finish_reason"])
-            if len(ids) == 20:
+            if len(ids) >= 20 and not is_told:  # several tokens may come at once
                 is_under_way.release()
+                is_told = True
     assert finish_reasons == ["length"]
     return ids
 
