@@ -74,7 +74,12 @@ def format_table(peers: Sequence[Peer], rows: Sequence[Row], measurements: Seque
             cells.append(f"{_cell([_column(row).of(m) for m in of_row])} · {ttft}")
         lines.append("| " + " | ".join(cells) + " |")
     num_rounds = max((_num_rounds(measurements, peer, row) for peer in peers for row in rows), default=0)
-    lines += ["", f"Rounds: {num_rounds}; medians, and their ranges in brackets.", "", *_ratio_lines(peers, rows, measurements)]
+    lines += [
+        "",
+        f"Rounds: {num_rounds}; medians, and their ranges in brackets.",
+        "",
+        *_ratio_lines(peers, rows, measurements),
+    ]
     return "\n".join(lines)
 
 
