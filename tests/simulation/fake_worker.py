@@ -85,6 +85,11 @@ class FakeWorker:
         """Requests that it was not told to forget yet."""
         return len(self._state_by_handle)
 
+    @property
+    def known_handles(self) -> frozenset[int]:
+        """Those requests."""
+        return frozenset(self._state_by_handle)
+
     def begin_session(self) -> None:
         """Serve another stream of plans: requests are forgotten, whatever memory holds stays."""
         self._state_by_handle.clear()
