@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Memory of each process of a running mesh, from `treadle status --json` and the kernel's own figures (Linux).
 
-RSS counts shared pages in every process, PSS splits them among those that share; PSS may be added up.
+RSS counts shared pages in every process, PSS splits them among those that share; PSS may be added up. Anonymous memory
+is what a process allocated itself, whatever others map.
 """
 
 import argparse
@@ -23,6 +24,7 @@ class Memory:
     pid: int
     rss_mb: float
     pss_mb: float
+    anonymous_mb: float
 
 
 def read_memory(name: str, pid: int, proc: Path = Path("/proc")) -> Memory:
@@ -34,9 +36,9 @@ def read_memory(name: str, pid: int, proc: Path = Path("/proc")) -> Memory:
     figures = {}
     for line in (proc / str(pid) / "smaps_rollup").read_text(encoding="utf-8").splitlines():
         key, *rest = line.split()
-        if key in {"Rss:", "Pss:"}:
+        if key in {"Rss:", "Pss:", "Anonymous:"}:
             figures[key] = int(rest[0]) * _KIB / _MB
-    return Memory(name, pid, figures["Rss:"], figures["Pss:"])
+    return Memory(name, pid, figures["Rss:"], figures["Pss:"], figures["Anonymous:"])
 
 
 def _find_treadle() -> str:
@@ -61,9 +63,9 @@ def main() -> None:
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    print(f"{'NAME':12}{'PID':>8}{'RSS MB':>10}{'PSS MB':>10}")
+    print(f"{'NAME':12}{'PID':>8}{'RSS MB':>10}{'PSS MB':>10}{'own MB':>10}")
     for row in rows:
-        print(f"{row.name:12}{row.pid:8}{row.rss_mb:10.1f}{row.pss_mb:10.1f}")
+        print(f"{row.name:12}{row.pid:8}{row.rss_mb:10.1f}{row.pss_mb:10.1f}{row.anonymous_mb:10.1f}")
     print(f"{'total':12}{'':8}{'':10}{sum(row.pss_mb for row in rows):10.1f}")
 
 

@@ -171,7 +171,7 @@ def main() -> None:
     arguments = _parser().parse_args()
     endpoint = Endpoint.parse(arguments.base_url, _PATH)
     load = Load(
-        model=arguments.model or _first_model(arguments.base_url),
+        model=arguments.model or first_model(arguments.base_url),
         prompt_kind=arguments.prompt_kind,
         input_tokens=arguments.input_tokens,
         output_tokens=arguments.output_tokens,
@@ -224,7 +224,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _first_model(base_url: str) -> str:
+def first_model(base_url: str) -> str:
+    """Return the first model that a server lists.
+
+    Raises:
+        SystemExit: no server answers.
+    """
     try:
         with urllib.request.urlopen(f"{base_url.rstrip('/')}/v1/models", timeout=10) as response:
             return str(json.load(response)["data"][0]["id"])

@@ -95,6 +95,24 @@ class StreamingClient:
             outcome.num_output_tokens = len(outcome.event_s)
         return outcome
 
+    async def post_whole(self, body: bytes) -> int:
+        """Send one request that is not streamed; return the output tokens that its usage tells.
+
+        Raises:
+            RequestFailed: the server refused it.
+            OSError, EOFError, ValueError, KeyError, TimeoutError: the connection or the answer broke.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                reader, status, headers = await self._request(body)
+                text = await reader.readexactly(int(headers["content-length"]))
+        except BaseException:
+            self.close()
+            raise
+        if status != 200:
+            raise RequestFailed(f"HTTP {status}: {text.decode(errors='replace')[:300]}")
+        return int(json.loads(text)["usage"]["completion_tokens"])
+
     def close(self) -> None:
         """Drop the connection."""
         if self._connection is not None:
@@ -102,18 +120,7 @@ class StreamingClient:
             self._connection = None
 
     async def _exchange(self, body: bytes, outcome: Outcome) -> None:
-        if self._connection is None:
-            self._connection = await asyncio.open_connection(
-                self._endpoint.host, self._endpoint.port, limit=_READ_LIMIT
-            )
-        reader, writer = self._connection
-        head = (
-            f"POST {self._endpoint.path} HTTP/1.1\r\nHost: {self._endpoint.host}:{self._endpoint.port}\r\n"
-            f"Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        outcome.sent_s = time.perf_counter()
-        writer.write(head.encode() + body)
-        status, headers = await _read_head(reader)
+        reader, status, headers = await self._request(body, outcome)
         is_chunked = headers.get("transfer-encoding", "").lower() == "chunked"
         if status != 200:
             text = await _read_error(reader, headers, is_chunked)
@@ -123,6 +130,51 @@ class StreamingClient:
         await _read_events(reader, outcome)
         if headers.get("connection", "").lower() == "close":
             self.close()
+
+    async def _request(
+        self, body: bytes, outcome: Outcome | None = None
+    ) -> tuple[asyncio.StreamReader, int, dict[str, str]]:
+        """Write a request and read the head of its answer."""
+        if self._connection is None:
+            self._connection = await asyncio.open_connection(
+                self._endpoint.host, self._endpoint.port, limit=_READ_LIMIT
+            )
+        reader, writer = self._connection
+        if outcome is not None:
+            outcome.sent_s = time.perf_counter()
+        writer.write(_request_bytes(self._endpoint, body))
+        return reader, *await _read_head(reader)
+
+
+async def abandon_stream(endpoint: Endpoint, body: bytes, num_chunks: int) -> None:
+    """Send a streamed request on a connection of its own, read so many chunks of the answer, and leave.
+
+    Raises:
+        RequestFailed: the server refused it.
+        OSError, EOFError, ValueError: the connection or the answer broke.
+    """
+    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, limit=_READ_LIMIT)
+    try:
+        writer.write(_request_bytes(endpoint, body))
+        if num_chunks == 0:
+            await writer.drain()
+            return
+        status, _ = await _read_head(reader)
+        if status != 200:
+            raise RequestFailed(f"HTTP {status}")
+        for _ in range(num_chunks):
+            if not await _read_chunk(reader):
+                return
+    finally:
+        writer.close()
+
+
+def _request_bytes(endpoint: Endpoint, body: bytes) -> bytes:
+    head = (
+        f"POST {endpoint.path} HTTP/1.1\r\nHost: {endpoint.host}:{endpoint.port}\r\n"
+        f"Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:

@@ -185,6 +185,6 @@ def test_base_url_may_have_a_prefix_and_needs_a_host() -> None:
 def test_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7/smaps_rollup").write_text(
-        "00-ff ---p 0 00:00 0 [rollup]\nRss: 2000 kB\nPss: 1000 kB\nPss_Dirty: 5 kB\n"
+        "00-ff ---p 0 00:00 0 [rollup]\nRss: 2000 kB\nPss: 1000 kB\nPss_Dirty: 5 kB\nAnonymous: 500 kB\n"
     )
-    assert read_memory("gateway", 7, tmp_path) == Memory("gateway", 7, 2.048, 1.024)
+    assert read_memory("gateway", 7, tmp_path) == Memory("gateway", 7, 2.048, 1.024, 0.512)
