@@ -239,7 +239,8 @@ def _report(
         print(f"error: {error}")
     print("held at the end: " + ", ".join(f"{name} {count}" for name, count in held.items()))
     print(
-        "| process | RSS MB first · last | own MB first · last | growth MB by 10,000 | threads first · last | files first · last |"
+        "| process | RSS MB first · last | own MB first · last | growth MB by 10,000 | threads first · last "
+        "| files first · last |"
     )
     print("|---|---|---|---:|---|---|")
     is_bounded = True
