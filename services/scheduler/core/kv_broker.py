@@ -225,24 +225,24 @@ class KVBroker:
     def _return_to_queue(self, lane: Lane, denied: Denied) -> Request | None:
         """Let a request wait again that was denied its blocks; return it if no pool would ever do."""
         request, pool = lane.admitting.pop(denied.handle), lane.info.name
-        tenant, is_alive = request.submission.tenant, request.handle == denied.handle
-        if is_alive:
-            self._requeue(request)
+        if request.handle != denied.handle:
+            return None  # it has ended meanwhile; what it could not have, others may
+        self._requeue(request)
+        tenant = request.submission.tenant
         if denied.reason is DenialReason.NEVER_FITS:
             request.misfit_pools |= {pool}
             can_wait = any(can_run_on(each, request) for each in self._lane_by_worker.values())
-            return request if is_alive and not can_wait else None
+            return None if can_wait else request
         is_limit = denied.reason is DenialReason.TENANT_LIMIT
         if not self._outbox.has_releases(pool):  # else what comes free may do already
             if is_limit:
                 lane.holds.hold_tenant(AdmissionHold.UNTIL_NEWS, tenant)
             else:
                 lane.holds.hold_all(AdmissionHold.UNTIL_NEWS, tenant)
-        if is_alive:
-            cause = BlockedCause.TENANT_LIMIT if is_limit else BlockedCause.NO_BLOCKS
-            needed, free = denied.num_blocks_needed, denied.num_free_blocks
-            request.timeline.note_blocked(self._book.now_ms, cause, needed, free)
-            self._make_room(request, lane, denied)
+        cause = BlockedCause.TENANT_LIMIT if is_limit else BlockedCause.NO_BLOCKS
+        needed, free = denied.num_blocks_needed, denied.num_free_blocks
+        request.timeline.note_blocked(self._book.now_ms, cause, needed, free)
+        self._make_room(request, lane, denied)
         return None
 
     def _make_room(self, request: Request, lane: Lane, denied: Denied) -> None:

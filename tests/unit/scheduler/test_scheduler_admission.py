@@ -6,6 +6,7 @@ import pytest
 
 from services.common.errors import EngineError, ErrorReason
 from services.scheduler.core import Admit, Finish, FinishReason, KVMessage, RequestEvent, Scheduler
+from tests.simulation.kv_wire import message_to_kv_cache, reply_to_scheduler
 from tests.unit.scheduler.harness import EPOCH, LIMITS, NOW_MS, WORKER, WORKER_INFO, Harness, submission
 
 
@@ -113,6 +114,20 @@ def test_denied_head_is_not_overtaken_and_asks_again_only_after_a_request_has_en
     assert asked == [["b", "c"], ["b", "c"]]
     harness.run_to_rest()
     assert {request_id: len(tokens) for request_id, tokens in harness.outputs().items()} == {"a": 6, "b": 4, "c": 4}
+
+
+def test_denial_of_a_request_that_has_ended_meanwhile_holds_nobody_back() -> None:
+    harness = Harness(LIMITS, replace(WORKER_INFO, num_blocks=5, max_model_len=16))
+    harness.add("a", (1,) * 4, max_tokens=6)
+    harness.talk()
+    harness.add("b", (2,) * 12)
+    message = harness.scheduler.take_kv_message()
+    assert message is not None
+    harness.scheduler.abort_request("b")
+    harness.scheduler.apply_kv_reply(reply_to_scheduler(harness.manager.apply_batch(message_to_kv_cache(message))))
+    harness.add("c", (3,))
+    assert [admit.request_id for admit in harness.talk().admits] == ["c"]  # type: ignore[union-attr]
+    assert harness.scheduler.load().num_running == 2
 
 
 def test_requests_go_to_the_worker_with_the_fewest() -> None:
