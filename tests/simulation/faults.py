@@ -8,10 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from services.kv_cache.core import KVCacheManager
 from services.scheduler.core import Scheduler
 from tests.simulation.kv_wire import message_to_kv_cache
-from tests.simulation.laws import OrderObserver, ShareObserver
+from tests.simulation.laws import ShareObserver
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation, WorkerSite
@@ -33,7 +32,14 @@ class Faults:
         lost_streams = [partial(self._lose_stream, name) for name in sim.site_by_worker]
         lost_workers = [partial(self._flap_worker, name) for name in sim.worker_names]
         lost_peers = [self._lose_kv_cache, self._lose_session, self._lose_scheduler]
-        return [*lost_peers, self._fail_step, *lost_streams, *lost_workers]
+        faults: list[Callable[[], object]] = [*lost_peers, self._fail_step, *lost_streams, *lost_workers]
+        return [partial(self._bring, fault) for fault in faults]
+
+    def _bring(self, fault: Callable[[], object]) -> object:
+        outcome = fault()
+        if outcome is not False:
+            self._simulation.quotas.begin_session()
+        return outcome
 
     def _flap_worker(self, name: str) -> None:
         """Lose a worker with all that is under way, or bring it back; a result that was late must not count."""
@@ -46,8 +52,8 @@ class Faults:
         if lost is not None and lost.results:
             sim.scheduler.apply(name, lost.results[0])
 
-    def _fail_step(self) -> None:
-        """Have a worker die of a plan: the requests in it end, the others go on when it is back."""
+    def _fail_step(self) -> bool:
+        """Have a worker die of a plan: the requests in it end, the others go on when it is back; False without one."""
         sim = self._simulation
         for name, site in sim.site_by_worker.items():
             if site.plans and not site.results:
@@ -57,13 +63,14 @@ class Faults:
                     sim.allow_failure(known.get(row.handle) or site.worker.request_id_of(row.handle))
                 sim.scheduler.apply_failure(name, plan.plan_id, "the device failed")
                 sim.open_worker(name)
-                return
+                return True
+        return False
 
     def _lose_kv_cache(self) -> None:
         """Lose the KV-cache manager with its channels."""
         sim = self._simulation
         sim.num_lives += 1
-        sim.manager = KVCacheManager(epoch=1000 * sim.num_lives, prefix_hash=sim.prefix_hash)
+        sim.start_manager(epoch=1000 * sim.num_lives)
         self._reset_session()
 
     def _lose_session(self) -> None:
@@ -110,7 +117,8 @@ class Faults:
         sim = self._simulation
         sim.num_lives += 1
         sim.scheduler = Scheduler(sim.world.limits, 1_000_000 * sim.num_lives, sim.world.policy)
-        sim.order, sim.shares = OrderObserver(sim.world), ShareObserver(sim.world)
+        sim.order.begin_anew()
+        sim.shares = ShareObserver(sim.world)
         self._hear_lost_messages()
         sim.kv_messages.clear()
         sim.kv_replies.clear()

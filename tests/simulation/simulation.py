@@ -11,19 +11,20 @@ Everything follows from the seed (integers hash the same in every process), so a
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from services.common.errors import EngineError, ErrorReason
 from services.kv_cache.core import KVCacheManager
 from services.kv_cache.core.prefix_hash import PrefixHash, sha256
-from services.scheduler.core import BatchPlan, KVMessage, KVReply, Scheduler, StepResult, Submission
+from services.scheduler.core import BatchPlan, FinishReason, KVMessage, KVReply, Scheduler, StepResult, Submission
 from tests.simulation.fake_client import FakeClient
 from tests.simulation.fake_worker import FakeWorker
 from tests.simulation.faults import Faults
 from tests.simulation.kv_wire import message_to_kv_cache, reply_to_scheduler
 from tests.simulation.laws import OrderObserver, ShareObserver
+from tests.simulation.quota_laws import QuotaObserver
 from tests.simulation.world import Traffic, World
 
 MAX_EVENTS_TO_REST = 50_000
@@ -59,16 +60,17 @@ class Simulation:
     """
 
     def __init__(self, seed: int, prefix_hash: PrefixHash = sha256) -> None:
-        self.prefix_hash = prefix_hash
+        self._prefix_hash = prefix_hash
         self.rng = random.Random(seed)
         self.world = World.draw(self.rng, seed)
         self.traffic = Traffic(self.world, self.rng)
         self.scheduler = Scheduler(self.world.limits, epoch=1000, policy_settings=self.world.policy)
-        self.order = OrderObserver(self.world)
-        self.shares = ShareObserver(self.world)
-        self.manager = KVCacheManager(epoch=500, prefix_hash=prefix_hash)
         self.kv_messages: deque[KVMessage] = deque()
         self.kv_replies: deque[KVReply] = deque()
+        self.quotas = QuotaObserver(self, seed)
+        self.order = OrderObserver(self.world, self.quotas.may_pass if self.quotas.is_on else None)
+        self.shares = ShareObserver(self.world)
+        self.start_manager(epoch=500)
         self.site_by_worker: dict[str, WorkerSite] = {}
         self.client_by_id: dict[str, FakeClient] = {}
         self.scope_by_id: dict[str, str] = {}
@@ -122,7 +124,7 @@ class Simulation:
         live = [client for client in self.client_by_id.values() if client.finish is None]
         if live and not self.world.is_backlog and self.rng.random() < 0.05:
             actions += [partial(self._cancel, self.rng.choice(live)), self._lose_gateway, self._pass_time]
-        return actions
+        return [*actions, self.quotas.change] if self.quotas.wants_change() else actions
 
     def _fault_actions(self) -> list[Action]:
         if self.site_by_worker and self.rng.random() >= self.world.fault_ratio:
@@ -157,7 +159,7 @@ class Simulation:
 
     def _talk(self) -> bool:
         self.scheduler.advance_time(self.now_ms)
-        waiting = self._waiting()
+        waiting = self.waiting()
         message = self.scheduler.take_kv_message()
         if message is not None:
             self.kv_messages.append(message)
@@ -166,11 +168,27 @@ class Simulation:
             for submission in waiting:
                 if submission.request_id in chosen_ids:
                     self.shares.note_chosen(submission)
-            self.shares.check({submission.tenant for submission in self._waiting()})
+            self.shares.check({submission.tenant for submission in self.waiting()})
+            self.quotas.note_message(message)
         return message is not None
 
-    def _waiting(self) -> list[Submission]:
+    def waiting(self) -> list[Submission]:
+        """Return the requests for which no blocks are asked."""
         return [request.submission for request in self.scheduler._book.queue]
+
+    def waiting_or_asking(self) -> list[Submission]:
+        """Return the requests that do not run."""
+        lanes = self.scheduler._lane_by_worker.values()
+        return self.waiting() + [request.submission for lane in lanes for request in lane.admitting.values()]
+
+    def live_ids(self) -> Collection[str]:
+        """Return the requests that have not ended."""
+        return self.scheduler._book.request_by_id.keys()
+
+    def has_free_place(self) -> bool:
+        """Tell whether one more request could run, as far as places go."""
+        lanes = self.scheduler._lane_by_worker.values()
+        return any(lane.num_places_taken < self.world.limits.max_num_requests for lane in lanes)
 
     def _read_events(self) -> bool:
         events = self.scheduler.take_events()
@@ -186,9 +204,12 @@ class Simulation:
         message = self.kv_messages.popleft()
         self.kv_replies.append(reply_to_scheduler(self.manager.apply_batch(message_to_kv_cache(message))))
         self.manager.check_invariants()
+        self.quotas.check_limits()
 
     def _deliver_kv_reply(self) -> None:
-        self.scheduler.apply_kv_reply(self.kv_replies.popleft())
+        reply = self.kv_replies.popleft()
+        self.quotas.note_reply(reply)
+        self.scheduler.apply_kv_reply(reply)
 
     def _execute(self, site: WorkerSite) -> None:
         plan = site.plans.popleft()
@@ -217,11 +238,12 @@ class Simulation:
 
     def _arrive(self) -> None:
         self.num_arrivals += 1
-        submission = self.traffic.draw(f"request-{self.num_arrivals}", self.now_ms)
+        submission = self.quotas.adapt(self.traffic.draw(f"request-{self.num_arrivals}", self.now_ms))
         client = FakeClient.for_submission(submission, self.world.max_model_len)
         self.scope_by_id[submission.request_id] = submission.cache_scope
         # Before any worker is known, what cannot fit is taken in and ended later.
-        client.may_fail = submission.deadline_ms is not None or not self.world.fits(submission)
+        has_room = self.world.fits(submission) and self.quotas.fits(submission)
+        client.may_fail = submission.deadline_ms is not None or not has_room
         self.traffic.learn((*submission.prompt_token_ids, *client.expected))
         self.submit(client)
 
@@ -236,6 +258,7 @@ class Simulation:
         else:
             self.client_by_id[client.submission.request_id] = client
             self.order.note_arrival(client.submission, self.now_ms)
+            self.quotas.note_arrival(client.submission.request_id)
 
     def _cancel(self, client: FakeClient) -> None:
         client.is_cancelled = True
@@ -253,6 +276,11 @@ class Simulation:
         self.now_ms += self.rng.randint(1, 200)
         self.scheduler.expire_deadlines(self.now_ms)
         self.scheduler.end_hopeless(self.now_ms)
+
+    def start_manager(self, epoch: int) -> None:
+        """Bring up a new life of the KV-cache manager, which reads the quotas and knows nothing else."""
+        self.manager = KVCacheManager(epoch, self._prefix_hash)
+        self.manager.set_quotas(self.quotas.quotas)
 
     def open_worker(self, name: str) -> None:
         """Bring up a new life of a worker, with nothing in its memory."""
@@ -276,6 +304,9 @@ class Simulation:
         for request_id, client in self.client_by_id.items():
             if client.finish is None:
                 raise SimulationError(f"{request_id} has no end; {self.scheduler.load()}")
+            is_complete = client.finish.reason in (FinishReason.STOP, FinishReason.LENGTH)
+            if is_complete and not self.quotas.are_changed_live and not self.quotas.fits(client.submission):
+                raise SimulationError(f"{request_id} was more than its tenant may hold, and was served")
         if not self.scheduler.is_idle():
             raise SimulationError(f"the scheduler is not idle: {self.scheduler.load()}")
         for name, site in self.site_by_worker.items():

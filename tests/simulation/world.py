@@ -17,6 +17,7 @@ from tests.simulation.fake_worker import VOCABULARY_SIZE
 
 MODEL = "fake-model"
 BACKLOG_RATIO = 0.2
+QUOTAS_RATIO = 0.3
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class World:
     """Few blocks, few places, small budgets; workers that guess up to ``max_draft_tokens``.
 
     A backlog world has many small requests of tenants that differ in size, so that shares and turns matter. Any other
-    has few large ones, so that blocks are short.
+    has few large ones, so that blocks are short; in some of those, tenants have quotas.
 
     ``num_host_blocks`` is the size of the host tier, ``fault_ratio`` the chance that a moment brings a fault,
     ``spoil_ratio`` that a step has a row without numbers, ``arrival_ratio`` that a moment may bring a request.
@@ -47,14 +48,18 @@ class World:
     fault_ratio: float
     spoil_ratio: float
     max_draft_tokens: int = 0
+    has_quotas: bool = False
 
     @classmethod
     def draw(cls, rng: random.Random, seed: int) -> "World":
         """Draw the world of a seed."""
         world = cls._draw_backlog(rng) if rng.random() < BACKLOG_RATIO else cls._draw_shortage(rng)
+        quotas_rng = random.Random(f"quotas of {seed}")
+        has_quotas = not world.is_backlog and quotas_rng.random() < QUOTAS_RATIO
         # Numbers of its own, so that worlds without guesses are what they were before workers could guess.
         max_draft_tokens = random.Random(f"guesses of {seed}").choice([0, 0, 1, 4])
-        return replace(world, max_draft_tokens=max_draft_tokens)
+        world = replace(world, max_draft_tokens=max_draft_tokens)
+        return world._with_quotas(quotas_rng) if has_quotas else world
 
     @classmethod
     def _draw_shortage(cls, rng: random.Random) -> "World":
@@ -88,6 +93,27 @@ class World:
             arrival_ratio=0.3,
             fault_ratio=rng.choice([0.0, 0.0, 0.02, 0.1]),
             spoil_ratio=rng.choice([0.0, 0.0, 0.1, 0.3]),
+        )
+
+    def _with_quotas(self, rng: random.Random) -> "World":
+        """Let several tenants contend for the blocks of, mostly, one worker."""
+        max_num_requests = rng.choice([1, 2, 3, 3, 3, 6])
+        max_num_batched_tokens = max(self.limits.max_num_batched_tokens, max_num_requests)
+        return replace(
+            self,
+            has_quotas=True,
+            limits=replace(
+                self.limits,
+                max_num_requests=max_num_requests,
+                max_num_batched_tokens=max_num_batched_tokens,
+                target_itl_ms=rng.choice([0, 0, 0, 3]),
+            ),
+            tenants=("tenant-0", "tenant-1", "tenant-2")[: rng.choice([2, 3])],
+            num_workers=rng.choice([1, 1, 1, 1, 2]),
+            num_blocks=rng.randint(8, 16),
+            block_size=rng.choice([1, 2, 4]),
+            num_requests=rng.randint(10, 30),
+            arrival_ratio=rng.choice([0.5, 1.0]),
         )
 
     @classmethod
@@ -130,6 +156,11 @@ class World:
             self.num_host_blocks,
             self.max_draft_tokens,
         )
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether the policy shares between tenants."""
+        return self.policy.policy in ("fair", "composed")
 
     def fits(self, submission: Submission) -> bool:
         """Tell whether a request could run alone on a worker."""
