@@ -4,7 +4,8 @@
 For each concurrency the mesh is loaded with ``serve.py``; the kernel's account of each process before and after gives
 its CPU time, the worker's count gives the steps. The worker is parted in two: *engine* is the native compute (its
 threads, and the device thread inside it), *shell* all the rest: gRPC, plans, tables, results. CPU time depends little
-on what else runs on the machine, other than wall time; figures include what prefill steps cost.
+on what else runs on the machine, other than wall time; figures include what prefill steps cost, and what a process does by the clock (about 5 ms a second each
+in gateway and scheduler), which is why a slow step looks dearer. The first and the last request of a load are in it too.
 
 Run it with Treadle's environment: .venv/bin/python scripts/bench/hops.py
 """
@@ -15,6 +16,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,11 +39,13 @@ class Reading:
     """The account of a mesh at one moment, in seconds of CPU time since each process began.
 
     Attributes:
+        time_s: When; ``time.perf_counter``.
         cpu_s: By hop; a name of ``_HOPS``.
         num_steps: Executed by the workers.
         num_tokens: Sampled by them.
     """
 
+    time_s: float
     cpu_s: Mapping[str, float]
     num_steps: int
     num_tokens: int
@@ -55,12 +59,14 @@ class HopCosts:
         concurrency: Requests in flight.
         num_steps: Steps of the load.
         num_tokens: Output tokens of the load.
+        wall_us: Time that passed, over the steps, in microseconds.
         step_us: CPU time of a step by hop, in microseconds.
     """
 
     concurrency: int
     num_steps: int
     num_tokens: int
+    wall_us: float
     step_us: Mapping[str, float]
 
 
@@ -93,7 +99,7 @@ def read_mesh(services: Sequence[Mapping[str, object]]) -> Reading:
         cpu_s["worker shell"] += sum(threads.values()) - engine_s
         num_steps += state.num_steps
         num_tokens += state.num_sampled_tokens
-    return Reading(cpu_s, num_steps, num_tokens)
+    return Reading(time.perf_counter(), cpu_s, num_steps, num_tokens)
 
 
 def costs_between(concurrency: int, before: Reading, after: Reading) -> HopCosts:
@@ -106,19 +112,24 @@ def costs_between(concurrency: int, before: Reading, after: Reading) -> HopCosts
     if num_steps <= 0:
         raise ValueError("no step was executed between the readings; was a worker restarted?")
     step_us = {hop: (after.cpu_s[hop] - before.cpu_s[hop]) / num_steps * 1e6 for hop in after.cpu_s}
-    return HopCosts(concurrency, num_steps, after.num_tokens - before.num_tokens, step_us)
+    wall_us = (after.time_s - before.time_s) / num_steps * 1e6
+    return HopCosts(concurrency, num_steps, after.num_tokens - before.num_tokens, wall_us, step_us)
 
 
 def format_table(costs: Sequence[HopCosts]) -> str:
     """Return a table in Markdown. Pure."""
-    lines = ["| c | steps | tokens | " + " | ".join(f"{hop} us" for hop in _HOPS) + " | mesh us | mesh, of all |"]
-    lines.append("|---:" * (5 + len(_HOPS)) + "|")
+    lines = [
+        "| c | steps | tokens | step wall us | "
+        + " | ".join(f"{hop} us" for hop in _HOPS)
+        + " | mesh us | mesh, of all |"
+    ]
+    lines.append("|---:" * (6 + len(_HOPS)) + "|")
     for cost in costs:
         total_us = sum(cost.step_us.values())
         mesh_us = total_us - cost.step_us["engine"]
         hops = " | ".join(f"{cost.step_us[hop]:,.0f}" for hop in _HOPS)
         lines.append(
-            f"| {cost.concurrency} | {cost.num_steps:,} | {cost.num_tokens:,} | {hops} "
+            f"| {cost.concurrency} | {cost.num_steps:,} | {cost.num_tokens:,} | {cost.wall_us:,.0f} | {hops} "
             f"| {mesh_us:,.0f} | {mesh_us / total_us:.1%} |"
         )
     return "\n".join(lines)

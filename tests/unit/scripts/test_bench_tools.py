@@ -33,25 +33,25 @@ def test_threads_are_added_up_by_name(tmp_path: Path) -> None:
 
 
 def test_a_hop_costs_its_cpu_time_over_the_steps() -> None:
-    before = HopReading({"gateway": 1.0, "engine": 5.0}, num_steps=100, num_tokens=800)
-    after = HopReading({"gateway": 1.5, "engine": 9.0}, num_steps=1100, num_tokens=8800)
+    before = HopReading(50.0, {"gateway": 1.0, "engine": 5.0}, num_steps=100, num_tokens=800)
+    after = HopReading(60.0, {"gateway": 1.5, "engine": 9.0}, num_steps=1100, num_tokens=8800)
     costs = costs_between(8, before, after)
     assert costs.step_us == {"gateway": 500.0, "engine": 4000.0}
-    assert (costs.concurrency, costs.num_steps, costs.num_tokens) == (8, 1000, 8000)
+    assert (costs.concurrency, costs.num_steps, costs.num_tokens, costs.wall_us) == (8, 1000, 8000, 10_000.0)
 
 
 def test_costs_are_refused_when_no_step_was_executed() -> None:
-    before = HopReading({"gateway": 1.0}, num_steps=100, num_tokens=1)
+    before = HopReading(0.0, {"gateway": 1.0}, num_steps=100, num_tokens=1)
     with pytest.raises(ValueError, match="no step"):
-        costs_between(8, before, HopReading({"gateway": 2.0}, num_steps=3, num_tokens=1))
+        costs_between(8, before, HopReading(1.0, {"gateway": 2.0}, num_steps=3, num_tokens=1))
 
 
 def test_hop_table_parts_the_mesh_from_the_engine() -> None:
     step_us = {"gateway": 100.0, "scheduler": 50.0, "kv_cache": 10.0, "worker shell": 40.0, "engine": 1800.0}
-    before = HopReading(dict.fromkeys(step_us, 0.0), 0, 0)
-    after = HopReading({hop: us / 1e6 for hop, us in step_us.items()}, 1, 8)
+    before = HopReading(0.0, dict.fromkeys(step_us, 0.0), 0, 0)
+    after = HopReading(0.0025, {hop: us / 1e6 for hop, us in step_us.items()}, 1, 8)
     assert format_hops([costs_between(8, before, after)]).splitlines()[2] == (
-        "| 8 | 1 | 8 | 100 | 50 | 10 | 40 | 1,800 | 200 | 10.0% |"
+        "| 8 | 1 | 8 | 2,500 | 100 | 50 | 10 | 40 | 1,800 | 200 | 10.0% |"
     )
 
 
