@@ -4,8 +4,8 @@
 For each concurrency the mesh is loaded with ``serve.py``; the kernel's account of each process before and after gives
 its CPU time, the worker's count gives the steps. The worker is parted in two: *engine* is the native compute (its
 threads, and the device thread inside it), *shell* all the rest: gRPC, plans, tables, results. CPU time depends little
-on what else runs on the machine, other than wall time; figures include what prefill steps cost, and what a process does by the clock (about 5 ms a second each
-in gateway and scheduler), which is why a slow step looks dearer. The first and the last request of a load are in it too.
+on what else runs on the machine, other than wall time; figures include what prefill steps cost, and what a process does
+by the clock (about 5 ms a second each in gateway and scheduler), which is why a slow step looks dearer.
 
 Run it with Treadle's environment: .venv/bin/python scripts/bench/hops.py
 """
