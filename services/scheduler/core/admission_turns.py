@@ -19,7 +19,7 @@ from services.scheduler.core.placement import (
     why_no_lane,
 )
 from services.scheduler.core.policies.protocol import Policy
-from services.scheduler.core.preemption import find_displaceable_in
+from services.scheduler.core.preemption import find_borrowers, find_displaceable_in
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_book import RequestBook, is_waiting
 from services.scheduler.core.timeline_events import BlockedCause
@@ -86,7 +86,8 @@ class AdmissionTurns:
         would take the place, if not the blocks, again.
 
         While several tenants contend, those that have their share of the places leave a few free, so that one that has
-        less finds a place at once, and does not wait for a long answer to end. Classes come first all the same: nobody
+        less finds a place at once, and does not wait for a long answer to end; and it takes places within its share
+        back from those that have more than theirs. Classes come first all the same: nobody
         of a lower class goes before one that is held back for that.
         """
         lanes = self._lane_by_worker.values()
@@ -101,6 +102,8 @@ class AdmissionTurns:
             keeps_reserve = has_reserve and self._book.ledger.has_its_places(request.account, num_places)
             candidates = open_lanes(lanes, request, self._limits, keeps_reserve=keeps_reserve)
             lane = choose_lane(candidates, lanes, request) or self._make_place(request, keeps_reserve=keeps_reserve)
+            if lane is None and has_reserve:
+                lane = self._claim_place(request, num_places)
             if lane is not None:
                 yield request, lane
             elif keeps_reserve and open_lanes(lanes, request, self._limits, keeps_reserve=False):
@@ -133,6 +136,16 @@ class AdmissionTurns:
         else:
             owners = frozenset[str]().union(*(lane.holds.askable_owners() for lane in roomy))
             passed_over.add_model(model, owners - {tenant})
+
+    def _claim_place(self, request: Request, num_places: int) -> Lane | None:
+        """Preempt one request that has a place on loan from the tenant of ``request``; return its lane, if any."""
+        for lane in self._lane_by_worker.values():
+            if not has_place(lane, self._limits) and not lane.is_draining and can_run_on(lane, request):
+                borrowers = find_borrowers(lane, request, self._policy, self._book.ledger, num_places)
+                if borrowers:
+                    self._take_place(borrowers[0], request)
+                    return lane
+        return None
 
     def _make_place(self, request: Request, *, keeps_reserve: bool) -> Lane | None:
         """Preempt one request whose place ``request`` may take; return the lane where it was, None if there is none."""

@@ -21,6 +21,7 @@ from services.scheduler.core.kv_messages import DenialReason, Denied
 from services.scheduler.core.lane import Lane
 from services.scheduler.core.policies.protocol import Policy
 from services.scheduler.core.request import Request
+from services.scheduler.core.tenant_ledger import TenantLedger
 from services.scheduler.core.timeline_events import PreemptionCause
 
 PREEMPTIONS_PER_CLASS = 2
@@ -107,6 +108,26 @@ def find_displaceable_in(lane: Lane, waiting: Request, policy: Policy, *, is_for
     else:
         running = list(lane.running.values())
     return find_displaceable(waiting, running, policy)
+
+
+def find_borrowers(
+    lane: Lane, waiting: Request, policy: Policy, ledger: TenantLedger, num_places: int
+) -> list[Request]:
+    """Return those who run in ``lane`` on places lent to their tenants, which ``waiting`` may have back, best first.
+
+    Places that a tenant does not use are lent to others. It gets them back as soon as it needs them, up to its share
+    of ``num_places``, from tenants that keep theirs; of no higher class than its own. So nobody claims a place back in
+    turn, and what a tenant has within its share runs on undisturbed.
+    """
+    if lane.holds.is_limited(waiting.submission.tenant) or not ledger.is_owed_a_place(waiting.account, num_places):
+        return []
+    level = policy.level_of(waiting)
+    borrowers = [
+        request
+        for request in lane.running.values()
+        if policy.level_of(request) >= level and ledger.can_spare_a_place(request.account, num_places)
+    ]
+    return sorted(borrowers, key=lambda request: _sacrifice(request, policy), reverse=True)
 
 
 def _sacrifice(request: Request, policy: Policy) -> tuple[int, int, int]:

@@ -79,7 +79,7 @@ class Scheduler:
         if self._limits.batch_wait_ms and self._is_filling(lane):
             return None
         budget = budget_within_target(self._limits, lane.step_time)
-        draft = plan_rows(lane.running.values(), self._limits, budget)
+        draft = plan_rows(lane.running.values(), self._limits, budget, self._is_contended)
         if lane.info.max_draft_tokens:
             grant_drafts(draft, budget, lane.info.max_draft_tokens)
         if not draft.rows and not lane.has_errands:
@@ -358,6 +358,9 @@ class Scheduler:
         if request.num_computed_tokens >= request.commit_at:
             self._kv.note_computed(request)
         self._append_output(request, token_id)
+
+    def _is_contended(self) -> bool:
+        return self._policy.has_tenants and not self._book.ledger.is_alone(self._book.now_ms)
 
     def _append_output(self, request: Request, token_id: int) -> None:
         request.token_ids.append(token_id)

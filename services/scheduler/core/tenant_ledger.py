@@ -123,8 +123,19 @@ class TenantLedger:
 
     def has_its_places(self, account: Account, num_places: int) -> bool:
         """Tell whether the account has its share of ``num_places`` among the tenants of late, by their weights."""
-        sum_of_weights = sum(contender.weight for contender in self._contenders.values())
-        return account.num_placed * sum_of_weights >= num_places * account.weight
+        return account.num_placed * self._sum_of_weights >= num_places * account.weight
+
+    def is_owed_a_place(self, account: Account, num_places: int) -> bool:
+        """Tell whether the account has, even with one place more, no more than its share of ``num_places``."""
+        return (account.num_placed + 1) * self._sum_of_weights <= num_places * account.weight
+
+    def can_spare_a_place(self, account: Account, num_places: int) -> bool:
+        """Tell whether the account has, even with one place less, its share of ``num_places``."""
+        return (account.num_placed - 1) * self._sum_of_weights >= num_places * account.weight
+
+    @property
+    def _sum_of_weights(self) -> float:
+        return sum(contender.weight for contender in self._contenders.values())
 
     def _drop_old_contenders(self, now_ms: int) -> None:
         for tenant, account in list(self._contenders.items()):

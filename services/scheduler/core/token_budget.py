@@ -9,7 +9,7 @@ A request without a free slot waits for its refill; only its own row is left out
 requests), whatever the length of their contexts.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from services.scheduler.core.batch_plan import NewRequest, ScheduledRow
@@ -63,7 +63,16 @@ class StepDraft:
             self.low_on_slots.append(request)
 
 
-def plan_rows(running: Iterable[Request], limits: SchedulerLimits, budget: int) -> StepDraft:
+def _never() -> bool:
+    return False
+
+
+def plan_rows(
+    running: Iterable[Request],
+    limits: SchedulerLimits,
+    budget: int,
+    is_contended: Callable[[], bool] = _never,
+) -> StepDraft:
     """Plan one step over ``running``, given in order of admission.
 
     Modifies: the planned and expected tokens of each request that gets a row.
@@ -72,6 +81,9 @@ def plan_rows(running: Iterable[Request], limits: SchedulerLimits, budget: int) 
         running: The requests of the lane.
         limits: Bounds of the step.
         budget: Tokens to spend, at most ``max_num_batched_tokens``; decodes and a smallest chunk may exceed it.
+        is_contended: Tells whether tenants share the machine; asked only where there are catch-ups. Then no tenant's
+            prompts take more than half of what is left for prompts, so that neither this step nor the next, which one
+            that is served little may have to wait for, is full of another's.
     """
     draft = StepDraft()
     requests, rows = draft.requests, draft.rows
@@ -94,10 +106,17 @@ def plan_rows(running: Iterable[Request], limits: SchedulerLimits, budget: int) 
 
     max_chunk = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
     num_left = min(max(budget - len(rows), MIN_CHUNK), limits.max_num_batched_tokens - len(rows))
+    max_of_tenant = max(MIN_CHUNK, -(-num_left // 2)) if catch_ups and is_contended() else num_left
+    num_by_tenant: dict[str, int] = {}
     for request in catch_ups:
         if num_left == 0:
             break
-        num_tokens = min(request.num_expected_tokens - request.num_planned_tokens, num_left, max_chunk)
-        draft.add(request, num_tokens)
-        num_left -= num_tokens
+        tenant = request.submission.tenant
+        num_of_tenant = num_by_tenant.get(tenant, 0)
+        num_wanted = request.num_expected_tokens - request.num_planned_tokens
+        num_tokens = min(num_wanted, num_left, max_chunk, max_of_tenant - num_of_tenant)
+        if num_tokens:
+            draft.add(request, num_tokens)
+            num_left -= num_tokens
+            num_by_tenant[tenant] = num_of_tenant + num_tokens
     return draft

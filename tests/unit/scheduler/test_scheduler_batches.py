@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from services.scheduler.core import SchedulerLimits, StepResult
 from services.scheduler.core.token_budget import MIN_CHUNK
-from tests.unit.scheduler.harness import NOW_MS, WORKER, WORKER_INFO, Harness
+from tests.unit.scheduler.harness import LIMITS, NOW_MS, WORKER, WORKER_INFO, Harness
 
 BASE_MS, MS_PER_TOKEN = 5.0, 0.5
 
@@ -113,3 +113,16 @@ def test_no_more_requests_run_than_decode_in_time() -> None:
     for _ in range(20):
         timed_step(harness)
     assert 15 <= harness.scheduler.load().num_running <= 21
+
+
+def test_prompts_of_one_tenant_take_half_of_a_step_while_several_contend() -> None:
+    wide, roomy = replace(LIMITS, max_num_batched_tokens=64), replace(WORKER_INFO, num_blocks=40, max_model_len=99)
+    harness = Harness(wide, roomy)
+    harness.add("alone", tuple(range(60)), 1, tenant="heavy")
+    harness.talk()
+    assert [row.num_scheduled_tokens for row in harness.plan().rows] == [60]
+    harness = Harness(wide, roomy)
+    harness.add("long", tuple(range(60)), 1, tenant="heavy")
+    harness.add("short", (1, 2, 3), 1, tenant="light")
+    harness.talk()
+    assert [row.num_scheduled_tokens for row in harness.plan().rows] == [32, 3]

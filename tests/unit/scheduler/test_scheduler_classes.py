@@ -190,3 +190,34 @@ def test_lower_class_does_not_go_before_one_that_leaves_a_place_free() -> None:
     assert running_after_talk(harness) == 7
     harness.add("normal", (1,), tenant="modest")
     assert asked(harness.talk()) == ["normal"]
+
+
+def test_tenant_takes_places_within_its_share_back_from_the_latest_of_one_that_borrowed_them() -> None:
+    harness = Harness(max_num_requests=2, policy=PolicySettings("fair"))
+    harness.add("early", tenant="heavy")
+    harness.add("late", tenant="heavy")
+    harness.step()
+    harness.add("mine", tenant="light")
+    message = harness.talk()
+    assert message is not None
+    assert message.releases == (H2,)
+    assert asked(message) == ["mine"]
+    harness.add("beyond my share", tenant="light")
+    assert asked(harness.talk()) == []
+    harness.run_to_rest()
+    assert {request_id: len(tokens) for request_id, tokens in harness.outputs().items()} == {
+        "early": 4,
+        "late": 4,
+        "mine": 4,
+        "beyond my share": 4,
+    }
+    assert harness.scheduler.load().num_preemptions == 1
+
+
+def test_tenant_takes_no_place_back_from_a_higher_class() -> None:
+    harness = Harness(max_num_requests=2)
+    harness.add("vip-0", tenant="heavy", priority=VIP)
+    harness.add("vip-1", tenant="heavy", priority=VIP)
+    harness.step()
+    harness.add("mine", tenant="light")
+    assert asked(harness.talk()) == []

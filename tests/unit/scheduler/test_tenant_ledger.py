@@ -91,3 +91,14 @@ def test_places_are_shared_by_weight_among_those_that_contend() -> None:
     assert ledger.has_its_places(light, 8)
     heavy.num_placed = 6
     assert ledger.has_its_places(heavy, 8)
+
+
+def test_place_is_owed_up_to_the_share_and_spared_from_beyond_it() -> None:
+    ledger = TenantLedger()
+    one, other = ledger.open("one"), ledger.open("other")
+    one.num_placed, other.num_placed = 1, 3
+    assert ledger.is_owed_a_place(one, 4)
+    assert ledger.can_spare_a_place(other, 4)
+    one.num_placed = other.num_placed = 2
+    assert not ledger.is_owed_a_place(one, 4)
+    assert not ledger.can_spare_a_place(other, 4)
