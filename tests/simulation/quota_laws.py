@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from services.kv_cache.core import QuotaRule, Quotas
-from services.scheduler.core import DenialReason, KVMessage, KVReply, Submission
+from services.scheduler.core import DenialReason, Denied, KVMessage, KVReply, Submission
 from services.scheduler.core.timeline_events import Admitted, Scheduled, Stalled
 from tests.simulation.laws import LawError
 from tests.simulation.world import World
@@ -150,10 +150,10 @@ class QuotaObserver:
         for grant in reply.admitted:
             self._num_messages_by_reclaimer.pop(self._request_by_handle[grant.handle], None)
         for denied in reply.denied:
-            self._note_denial(denied.handle, denied.reason, is_reclaiming=bool(denied.reclaim_handles))
+            self._note_denial(denied)
 
-    def _note_denial(self, handle: int, reason: DenialReason, *, is_reclaiming: bool) -> None:
-        request_id = self._request_by_handle.get(handle)
+    def _note_denial(self, denied: Denied) -> None:
+        request_id, reason = self._request_by_handle.get(denied.handle), denied.reason
         tenant = self._tenant_by_request.get(request_id or "")
         if request_id is None or tenant is None:
             return  # it has ended since it asked
@@ -164,9 +164,11 @@ class QuotaObserver:
             self._is_exhausted = True
             self._denied_tenants.add(tenant)
         is_waiting = any(each.request_id == request_id for each in self._simulation.waiting_or_asking())
-        if is_reclaiming and is_waiting:
+        if denied.reclaim_handles and is_waiting:
             self.num_reclaimed += 1
             self._num_messages_by_reclaimer.setdefault(request_id, 0)
+        else:
+            self._num_messages_by_reclaimer.pop(request_id, None)  # its tenant has got what is reserved for it by now
 
     def note_message(self, message: KVMessage) -> None:
         """Check the second and third law, now that the scheduler has said all that it has to say.

@@ -248,12 +248,10 @@ class KVBroker:
     def _make_room(self, request: Request, lane: Lane, denied: Denied) -> None:
         """Preempt those who are to give way to a waiting request, which is not to be held back then."""
         victims, cause = victims_for_waiting(lane, request, denied, self._policy)
-        if not victims:
-            return
-        if cause is PreemptionCause.BURST_RECLAIMED:
+        has_releases = self._outbox.has_releases(lane.info.name)
+        if denied.reclaim_handles and (victims or has_releases):
             lane.reclaimers.append(request)
-            if self._outbox.has_releases(lane.info.name):
-                return
+            victims = [] if has_releases else victims  # else what comes free may do already
         for victim in victims:
             self._displace(victim, request, cause)
 

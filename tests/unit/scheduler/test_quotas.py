@@ -191,6 +191,20 @@ def test_place_of_who_gave_way_goes_to_the_owner_though_others_are_first_in_the_
     assert running(harness) == {"a1"}
 
 
+def test_owner_whose_victims_gave_way_already_goes_before_all_others_too() -> None:
+    harness = make_harness(QuotaRule("*", "a", reserved_ratio=0.5), policy=PolicySettings("priority"))
+    add(harness, "b1", "b", 8)
+    harness.talk()
+    for request_id in ("b2", "b3"):
+        add(harness, request_id, "b", 2, priority=VIP)
+    harness.talk()
+    for request_id in ("a1", "a2"):
+        add(harness, request_id, "a", 2)
+    assert asked(harness.talk()) == [("a1", True), ("a2", True)]
+    assert asked(harness.talk())[:2] == [("a1", False), ("a2", False)]
+    assert {"a1", "a2"} < running(harness)
+
+
 def test_vip_displaces_for_blocks_nobody_whose_tenant_has_a_reservation() -> None:
     harness = make_harness(QuotaRule("*", "a", reserved_ratio=0.5), policy=PolicySettings("priority"))
     add(harness, "a1", "a", 4, priority=BATCH)
