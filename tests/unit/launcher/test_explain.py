@@ -108,13 +108,18 @@ def test_choices_are_paragraphs() -> None:
     [
         ("place_taken", "v (vip) took its place; 5 computed tokens lost"),
         ("blocks_taken", "v (vip) took its blocks; 5 computed tokens lost"),
+        (
+            "burst_reclaimed",
+            "it held more than is reserved for its tenant, and v (vip) needed blocks; 5 computed tokens lost",
+        ),
+        ("tenant_limit", "v (vip) needed a block and their tenant was at its limit; 5 computed tokens lost"),
         ("worker_lost", "its worker was lost; 5 computed tokens lost"),
         ("kv_cache_lost", "the KV-cache manager was lost; 5 computed tokens lost"),
         ("sunspots", "sunspots; 5 computed tokens lost"),
     ],
 )
 def test_every_cause_of_a_preemption_has_its_words(cause: str, text: str) -> None:
-    by = {"request_id": "v", "priority": "vip"} if cause.endswith("taken") else None
+    by = None if cause.endswith("lost") else {"request_id": "v", "priority": "vip"}
     event = at(3, "preempted", cause=cause, by=by, num_lost_tokens=5)
     assert rendered(choice("r", QUEUED, event)).splitlines()[-1] == f"        3 ms  preempted  {text}"
 
