@@ -21,6 +21,9 @@ class GatewayConfig(ServiceConfig):
     model: str = ""
     """Path of the served model, for its tokenizer and chat template. Required."""
 
+    tenant: str = "default"
+    """Whom all clients of this gateway are served as, and whose prefix blocks they share; one gateway a tenant."""
+
     max_body_bytes: int = 4 << 20
     """Largest request body, in bytes. A million tokens fit as text; decoding more would hold up everybody else."""
 
@@ -44,6 +47,7 @@ class GatewayConfig(ServiceConfig):
         super(GatewayConfig, self).__post_init__()
         require_config(bool(self.scheduler), "scheduler", "is required: unix:PATH or HOST:PORT")
         require_config(bool(self.model), "model", "is required: a Hugging Face directory or a GGUF file")
+        require_config(bool(self.tenant), "tenant", "must not be empty")
         require_config(0 < self.http_port < 65536, "http_port", "must be in 1..65535")
         require_config(self.max_body_bytes >= 1024, "max_body_bytes", "must be at least 1024")
         for name in ("keep_alive_s", "write_timeout_s", "default_timeout_s", "resume_timeout_s"):

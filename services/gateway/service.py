@@ -41,7 +41,8 @@ class GatewayService:
         name = config.name or "gateway"
         self._scheduler = RemoteScheduler(config.scheduler, name, epoch, config.resume_timeout_s, clock)
         backing = Backing(self._scheduler, tokenizer, GatewayMetrics(), clock)
-        generator = TextGenerator(backing, template, GenerationSettings(default_timeout_s=config.default_timeout_s))
+        generation_settings = GenerationSettings(config.tenant, config.default_timeout_s)
+        generator = TextGenerator(backing, template, generation_settings)
         servicer = GenerationServicer(
             self._scheduler, tokenizer, RequestValidator(self._scheduler, tokenizer), generator
         )
