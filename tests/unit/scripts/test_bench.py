@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.bench.fairness import tokens_until
 from scripts.bench.memory import Memory, read_memory
 from scripts.bench.report import Objective, format_report, inter_token_latencies_ms, make_report, percentile
 from scripts.bench.serve import Load, make_bodies, run, run_closed_loop
@@ -188,3 +189,9 @@ def test_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
         "00-ff ---p 0 00:00 0 [rollup]\nRss: 2000 kB\nPss: 1000 kB\nPss_Dirty: 5 kB\nAnonymous: 500 kB\n"
     )
     assert read_memory("gateway", 7, tmp_path) == Memory("gateway", 7, 2.048, 1.024, 0.512)
+
+
+def test_tokens_of_a_share_are_those_of_begun_requests_until_its_end() -> None:
+    begun = Outcome(sent_s=0.0, event_s=[1.0, 2.0, 3.0])
+    late = Outcome(sent_s=0.0, event_s=[4.0])
+    assert tokens_until([begun, late], 2.0, LOAD) == LOAD.input_tokens + 2

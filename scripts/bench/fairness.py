@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""What a tenant within its share gets on a running mesh beside one that sends ten times as much.
+
+A tenant is a gateway (its setting ``tenant``). The mesh's own gateway is the victim's; this script starts the flood's
+beside it, with the victim's command but for tenant and ports. Both are asked over HTTP. There are two tenants of equal
+weight, so the victim is entitled to half of the machine:
+
+- *Tokens*: all that it asks for, as long as that is at most half of what the machine does.
+- *TTFT*: that of a machine of its own that is half as fast. Such a machine serves requests as the whole one serves the
+  same requests at twice the rate, but in twice the time; so they are sent alone and twice as fast, and times doubled.
+
+Tokens are those of the prompts that began to be answered, and one for each event of an answer, until the last arrival
+of the victim. A request of the victim without first token by then counts as one that waited until the end.
+
+Example: scripts/serve --max-num-requests 16 & scripts/bench/fairness.py --places 16
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scripts.bench.report import percentile, time_to_first_token_ms
+from scripts.bench.serve import Load, first_model, make_bodies, run_closed_loop
+from scripts.bench.streaming_client import Endpoint, Outcome, StreamingClient
+
+PATH: Final = "/v1/completions"
+FLOOD_RATIO: Final = 10
+TIMEOUT_S: Final = 600.0
+START_TIMEOUT_S: Final = 60.0
+HEADER: Final = (
+    "| victim asks | its requests | TTFT p50 ms | entitled | p99 ms | entitled | p99 ratio | answered | its share |\n"
+    "|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests of one tenant: where to, at which mean rate in requests a second, and the seed of gaps and prompts."""
+
+    endpoint: Endpoint
+    rate: float
+    seed: int
+
+
+async def send_for(traffic: Traffic, load: Load, duration_s: float, *, is_cut: bool) -> list[Outcome]:
+    """Send at random times for ``duration_s``, however many are in flight; ``is_cut`` breaks off what is left then."""
+    source = random.Random(traffic.seed)
+    offsets_s, offset_s = [], source.expovariate(traffic.rate)
+    while offset_s < duration_s:
+        offsets_s.append(offset_s)
+        offset_s += source.expovariate(traffic.rate)
+    bodies = make_bodies(load, len(offsets_s), traffic.seed)
+    outcomes: list[Outcome] = []
+    start_s = time.perf_counter()
+
+    async def send(body: bytes) -> None:
+        timeout_s = max(0.001, start_s + duration_s - time.perf_counter()) if is_cut else TIMEOUT_S
+        with contextlib.closing(StreamingClient(traffic.endpoint, timeout_s)) as client:
+            outcomes.append(await client.post(body))
+
+    async with asyncio.TaskGroup() as tasks:
+        for offset_s, body in zip(offsets_s, bodies, strict=True):
+            await asyncio.sleep(start_s + offset_s - time.perf_counter())
+            tasks.create_task(send(body))
+    return outcomes
+
+
+def tokens_until(outcomes: Sequence[Outcome], end_s: float, load: Load) -> int:
+    """Count tokens in and out before ``end_s``. Pure."""
+    events = [sum(at_s <= end_s for at_s in outcome.event_s) for outcome in outcomes]
+    return sum(load.input_tokens + count for count in events if count)
+
+
+async def measure_row(share: float, capacity: float, arguments: argparse.Namespace, load: Load, flood: Endpoint) -> str:
+    """Send the victim's requests alone and beside the flood; return the line of the table."""
+    victim = Endpoint.parse(arguments.base_url, PATH)
+    rate, duration_s = share * capacity, arguments.duration_s
+    # The same gaps and prompts, at twice the rate in half the time.
+    alone = await send_for(Traffic(victim, 2 * rate, 3), load, duration_s / 2, is_cut=False)
+    async with asyncio.TaskGroup() as tasks:
+        flooding = tasks.create_task(
+            send_for(Traffic(flood, FLOOD_RATIO * rate, 5), load, duration_s, is_cut=True), name="flood"
+        )
+        asking = tasks.create_task(send_for(Traffic(victim, rate, 3), load, duration_s, is_cut=False), name="victim")
+    beside = asking.result()
+    failed = {outcome.error for outcome in (*alone, *beside) if outcome.error}
+    if failed or not beside:
+        raise SystemExit("the victim's requests failed: " + ("; ".join(sorted(failed)) or "none was sent"))
+    end_s = max(outcome.sent_s for outcome in beside)
+    mine, others = tokens_until(beside, end_s, load), tokens_until(flooding.result(), end_s, load)
+    entitled = sorted(2 * time_to_first_token_ms(outcome) for outcome in alone)
+    got = sorted(time_to_first_token_ms(outcome) for outcome in beside)
+    asked = len(beside) * (load.input_tokens + load.output_tokens)
+    figures = [f"{percentile(values, percent):,.0f}" for percent in (50, 99) for values in (got, entitled)]
+    figures.append(f"{percentile(got, 99) / percentile(entitled, 99):.2f}")
+    figures += [f"{mine / asked:.0%}", f"{mine / max(1, mine + others):.0%}"]
+    return f"| {share:.0%} | {len(beside)} | " + " | ".join(figures) + " |"
+
+
+async def measure(arguments: argparse.Namespace, flood_url: str) -> None:
+    """Measure what the machine does, and then every load; print the table."""
+    flood = Endpoint.parse(flood_url, PATH)
+    model = first_model(arguments.base_url)
+    load = Load(model, "ids", arguments.input_tokens, arguments.output_tokens, 100, 40_000, 0, 0, 1, None, 0)
+    clients = [StreamingClient(flood, TIMEOUT_S) for _ in range(arguments.places)]
+    await run_closed_loop(clients, make_bodies(load, arguments.places, 1))
+    num_requests = arguments.rounds * arguments.places
+    start_s = time.perf_counter()
+    await run_closed_loop(clients, make_bodies(load, num_requests, 2))
+    capacity = num_requests / (time.perf_counter() - start_s)
+    for client in clients:
+        client.close()
+    print(f"capacity: {capacity:.2f} requests/s of {load.input_tokens} + {load.output_tokens} tokens\n\n{HEADER}")
+    for share in arguments.loads:
+        print(await measure_row(share, capacity, arguments, load, flood), flush=True)
+
+
+@contextlib.contextmanager
+def flood_gateway(arguments: argparse.Namespace) -> Iterator[str]:
+    """Run a gateway of the tenant ``flood`` beside the mesh's own; yield its URL."""
+    port = arguments.base_url.rsplit(":", 1)[1].strip("/")
+    command = [sys.executable, "-P", "-m", "services.launcher", "status", "--json", "--http-port", port]
+    services = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    pid = next((service["pid"] for service in services if service["name"] == "gateway"), None)
+    if pid is None:
+        raise SystemExit(f"no mesh serves on port {port}; start one with scripts/serve")
+    # Its own flags, as it was started; the last of two that are alike would be refused, so ours replace them.
+    flags = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")[:-1]
+    ours = ("--name=", "--http-port=", "--listen=", "--tenant=", "--lifeline")
+    flags = [flag for flag in flags if not flag.startswith(ours)]
+    with tempfile.TemporaryDirectory() as directory:
+        flags += ["--name=flood", f"--http-port={arguments.flood_port}", f"--listen=unix:{directory}/g.sock"]
+        process = subprocess.Popen([*flags, "--tenant=flood"], stderr=subprocess.PIPE, text=True)
+        try:
+            url = f"http://127.0.0.1:{arguments.flood_port}"
+            _wait_until_ready(url, process)
+            yield url
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def _wait_until_ready(url: str, process: "subprocess.Popen[str]") -> None:
+    pause = threading.Event()
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline_s:
+        with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url + "/ready"):
+            return
+        pause.wait(0.1)
+    process.terminate()
+    raise SystemExit("the flood's gateway did not become ready:\n" + process.communicate()[1][-2000:])
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base-url", default="http://127.0.0.1:8080", help="of the mesh; its gateway is the victim's")
+    parser.add_argument("--flood-port", type=int, default=8090, help="HTTP port for the flood's gateway")
+    parser.add_argument("--places", type=int, default=16, help="the mesh's --max-num-requests")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.15, 0.25, 0.35, 0.5], help="of the capacity")
+    parser.add_argument("--duration-s", type=float, default=120.0, help="of each load; half of it again alone")
+    parser.add_argument("--rounds", type=int, default=4, help="requests a place, for the capacity")
+    parser.add_argument("--input-tokens", type=int, default=32)
+    parser.add_argument("--output-tokens", type=int, default=32)
+    arguments = parser.parse_args()
+    with flood_gateway(arguments) as flood_url:
+        asyncio.run(measure(arguments, flood_url))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
