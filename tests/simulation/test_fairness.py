@@ -67,8 +67,12 @@ def share_of(outcomes: list[Outcome], tenant: str, other: str) -> float:
     return mine / (mine + tokens_of(outcomes, other))
 
 
+def ttfts_ms(outcomes: list[Outcome], tenant: str) -> list[float]:
+    return [o.ttft_ms for o in outcomes if o.submission.tenant == tenant and o.ttft_ms is not None]
+
+
 def p99_ttft_ms(outcomes: list[Outcome], tenant: str) -> float:
-    return percentile([o.ttft_ms for o in outcomes if o.submission.tenant == tenant and o.ttft_ms is not None], 0.99)
+    return percentile(ttfts_ms(outcomes, tenant), 0.99)
 
 
 @pytest.mark.slow
@@ -98,13 +102,30 @@ def test_share_follows_the_weights() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("load", "max_ratio"), [(0.15, 1.1), (0.25, 1.4), (0.35, 1.4)])
+@pytest.mark.parametrize(("load", "max_ratio"), [(0.15, 1.10), (0.25, 1.35), (0.35, 1.10), (0.5, 1.10)])
 def test_tenant_within_its_share_waits_about_as_on_half_a_machine_of_its_own(load: float, max_ratio: float) -> None:
-    # The more of its share it wants, the more of its places it has to wait for: others' answers are not cut short.
-    victim = traffic("victim", load * CAPACITY_PER_S, 1)
-    flood = traffic("flood", 10 * load * CAPACITY_PER_S, 2)
-    outcomes = run(victim, flood)
-    alone = run(victim, machine=HALF_MACHINE, limits=HALF_LIMITS)
-    assert tokens_of(outcomes, "victim") >= 0.99 * tokens_of(alone, "victim")
-    assert p99_ttft_ms(outcomes, "victim") <= max_ratio * p99_ttft_ms(alone, "victim")
-    assert p99_ttft_ms(run(victim, flood, policy="fcfs"), "victim") > 20 * p99_ttft_ms(outcomes, "victim")
+    # Over several runs, since the p99 of one rests on a few requests. At a quarter of the capacity the goal of 1.10 is
+    # missed: what the victim does not use is lent, so its steps are those of a full batch, its answers take longer than
+    # alone, and a burst finds more of its places taken.
+    beside: list[float] = []
+    alone: list[float] = []
+    num_tokens_beside = num_tokens_alone = 0
+    for seed in range(1000, 1006):
+        victim = traffic("victim", load * CAPACITY_PER_S, seed)
+        flood = traffic("flood", 10 * load * CAPACITY_PER_S, seed + 5000)
+        outcomes_beside = run(victim, flood)
+        outcomes_alone = run(victim, machine=HALF_MACHINE, limits=HALF_LIMITS)
+        beside += ttfts_ms(outcomes_beside, "victim")
+        alone += ttfts_ms(outcomes_alone, "victim")
+        num_tokens_beside += tokens_of(outcomes_beside, "victim")
+        num_tokens_alone += tokens_of(outcomes_alone, "victim")
+    assert num_tokens_beside >= 0.99 * num_tokens_alone
+    assert percentile(beside, 0.99) <= max_ratio * percentile(alone, 0.99)
+
+
+@pytest.mark.slow
+def test_tenant_within_its_share_waits_long_beside_a_flood_without_shares() -> None:
+    victim = traffic("victim", 0.25 * CAPACITY_PER_S, 1)
+    flood = traffic("flood", 2.5 * CAPACITY_PER_S, 2)
+    fair, fcfs = run(victim, flood), run(victim, flood, policy="fcfs")
+    assert p99_ttft_ms(fcfs, "victim") > 20 * p99_ttft_ms(fair, "victim")
