@@ -68,4 +68,4 @@ def _make_recorder(config: SchedulerConfig, epoch: int, limits: SchedulerLimits)
         return Recorder()
     max_bytes = config.record_max_mib << 20
     settings = RecordingSettings(Path(config.record), config.record_redact, max_bytes, max_bytes // _FILES_OF_A_LOG)
-    return PlanLogRecorder(settings, epoch, limits)
+    return PlanLogRecorder(settings, epoch, limits, config.policy_settings())

@@ -67,4 +67,5 @@ class WorkerService:
             block_restore_us=loaded.host_costs.block_restore_us if loaded.host_costs else 0.0,
             token_prefill_us=loaded.host_costs.token_prefill_us if loaded.host_costs else 0.0,
             max_draft_tokens=loaded.max_draft_tokens,
+            swap_compression=self._config.swap_compression,
         )

@@ -9,8 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.scheduler.plan_log.files import read_plan_log
 from tests.mesh import running_mesh
 from tests.model_files import random_weights, tiny_config, write_hf_directory
+from treadle.kv_cache.v1 import block_pb2
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -58,6 +60,29 @@ def test_replay_samples_every_recorded_token_again_and_leaves_nothing_behind(rec
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.splitlines()[-1] == "all tokens are the same"
     assert workers() <= before
+
+
+def test_replay_follows_blocks_to_host_memory_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_SCHEDULER_HOST_TIER", "always")
+    config = tiny_config(max_model_len=512)
+    model = write_hf_directory(tmp_path / "tiny", config, random_weights(config))
+    plans = tmp_path / "plans"
+    flags = ["--record", str(plans), "--swap-space-gib", "0.01", "--kv-cache-gib", "0.0002"]  # a few tens of blocks
+    with running_mesh(model, *flags) as mesh:
+        bodies = [{"prompt": [5 + index, 6, 7] * 20, "max_tokens": 60, "seed": index} for index in range(12)]
+        for _ in range(2):  # the second time, what was driven out is brought back
+            with concurrent.futures.ThreadPoolExecutor(12) as pool:
+                answers = list(pool.map(lambda body: mesh.post("/v1/completions", body), bodies))
+            assert [status for status, _ in answers] == [200] * 12
+        assert mesh.stop() == 0
+    copies = [copy for record in read_plan_log(plans) for copy in record.plan_sent.plan.block_copies]
+    assert {copy.direction for copy in copies} == {
+        block_pb2.COPY_DIRECTION_TO_HOST,
+        block_pb2.COPY_DIRECTION_TO_DEVICE,
+    }
+    result = replay(plans)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.splitlines()[-1] == "all tokens are the same"
 
 
 def test_replay_names_the_record_that_was_changed(recorded: Path, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ async def test_arrivals_are_planned_again_under_other_policies(tmp_path: Path, i
         text = compare_policies(tmp_path / "plans", ["fcfs", "fair"])
     assert text.startswith("12 requests on 1 workers\nstep time: ")
     rows = [line.split() for line in text.splitlines()[-3:]]
-    assert [" ".join(row[:-10]) for row in rows] == ["recorded", "simulated fcfs", "simulated fair"]
+    assert [" ".join(row[:-10]) for row in rows] == ["recorded composed", "simulated fcfs", "simulated fair"]
     assert {row[-10] for row in rows} == {"12"}
 
 

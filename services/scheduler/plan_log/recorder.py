@@ -19,6 +19,7 @@ from typing import Final
 from services.common.errors import EngineError, ErrorReason
 from services.scheduler.core.events import RequestEvent
 from services.scheduler.core.limits import SchedulerLimits
+from services.scheduler.core.policies import DEFAULT_POLICY, PolicySettings
 from services.scheduler.plan_log.recording import Recorder
 from services.scheduler.plan_log.redaction import Redactor
 from services.scheduler.plan_log.writer import PlanLogWriter
@@ -60,6 +61,7 @@ class PlanLogRecorder(Recorder):
         settings: Where and how much.
         epoch: Of this life.
         limits: Its bounds, which a simulation of it needs.
+        policy: Its policy, likewise.
         max_queued: Records that may wait for the disk.
 
     Raises:
@@ -67,10 +69,15 @@ class PlanLogRecorder(Recorder):
     """
 
     def __init__(
-        self, settings: RecordingSettings, epoch: int, limits: SchedulerLimits, max_queued: int = _MAX_QUEUED
+        self,
+        settings: RecordingSettings,
+        epoch: int,
+        limits: SchedulerLimits,
+        policy: PolicySettings = DEFAULT_POLICY,
+        max_queued: int = _MAX_QUEUED,
     ) -> None:
         self._directory = settings.directory
-        header = _make_header(settings, epoch, limits)
+        header = _make_header(settings, epoch, limits, policy)
         try:
             self._writer = PlanLogWriter(settings.directory, header, settings.max_bytes, settings.max_file_bytes)
         except OSError as error:
@@ -181,7 +188,9 @@ class PlanLogRecorder(Recorder):
         return not is_last
 
 
-def _make_header(settings: RecordingSettings, epoch: int, limits: SchedulerLimits) -> pb2.FileStarted:
+def _make_header(
+    settings: RecordingSettings, epoch: int, limits: SchedulerLimits, policy: PolicySettings
+) -> pb2.FileStarted:
     return pb2.FileStarted(
         scheduler_epoch=epoch,
         is_redacted=settings.is_redacted,
@@ -191,6 +200,12 @@ def _make_header(settings: RecordingSettings, epoch: int, limits: SchedulerLimit
         max_waiting_tokens=limits.max_waiting_tokens,
         run_ahead_depth=limits.run_ahead_depth,
         credit_tokens=limits.credit_tokens,
+        long_prefill_token_threshold=limits.long_prefill_token_threshold,
+        batch_wait_ms=limits.batch_wait_ms,
+        target_itl_ms=limits.target_itl_ms,
+        policy=policy.policy,
+        ageing_ms=policy.ageing_ms,
+        tenant_weights=[pb2.TenantWeight(tenant=tenant, weight=weight) for tenant, weight in policy.tenant_weights],
     )
 
 

@@ -108,6 +108,9 @@ def require_same_worker(stream: StreamSummary, worker: worker_service_pb2.Capabi
         then, now = getattr(recorded, name), getattr(worker, name)
         if then != now:
             raise _refusal(f"{stream.title}: {name} was {then}, the worker has {now}")
+    then, now = recorded.swap_compression, worker.swap_compression
+    if stream.num_host_blocks_needed and then and then != now:
+        raise _refusal(f"{stream.title}: swap_compression was {then}, the worker has {now}; give it --swap-compression")
     if worker.num_blocks < stream.num_blocks_needed:
         text = f"{stream.num_blocks_needed} KV blocks are needed, the worker has {worker.num_blocks}"
         raise _refusal(f"{stream.title}: {text}; give it a larger --kv-cache-gib")

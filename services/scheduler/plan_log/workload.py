@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from services.scheduler.core.lane import WorkerInfo
 from services.scheduler.core.limits import SchedulerLimits
+from services.scheduler.core.policies import PolicySettings
 from services.scheduler.core.submission import Submission
 
 
@@ -75,6 +76,7 @@ class Workload:
         arrivals: In order of time.
         steps: In order of time.
         num_left_out: Requests that cannot be submitted again, since they were refused or their end is not recorded.
+        policy: Its policy; None when the log is too old to tell.
     """
 
     limits: SchedulerLimits
@@ -82,3 +84,4 @@ class Workload:
     arrivals: tuple[Arrival, ...]
     steps: tuple[StepSample, ...]
     num_left_out: int
+    policy: PolicySettings | None = None

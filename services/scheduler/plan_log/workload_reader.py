@@ -4,11 +4,13 @@ import hashlib
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from services.common.errors import EngineError, ErrorReason
 from services.scheduler.core.batch_plan import SamplingParams
 from services.scheduler.core.lane import WorkerInfo
 from services.scheduler.core.limits import SchedulerLimits
+from services.scheduler.core.policies import PolicyName, PolicySettings
 from services.scheduler.core.submission import PriorityClass, Submission
 from services.scheduler.plan_log.files import read_plan_log
 from services.scheduler.plan_log.workload import Arrival, StepSample, Timeline, Workload
@@ -89,11 +91,15 @@ class _LifeReader:
             max_waiting_tokens=header.max_waiting_tokens,
             run_ahead_depth=header.run_ahead_depth,
             credit_tokens=header.credit_tokens,
+            long_prefill_token_threshold=header.long_prefill_token_threshold,
+            batch_wait_ms=header.batch_wait_ms,
+            target_itl_ms=header.target_itl_ms,
         )
         num_without_end = sum(len(lives) for lives in self._live.values())
         arrivals = sorted(self._arrivals, key=lambda arrival: arrival.arrived_us)
         workers = tuple(self._workers.values())
-        return Workload(limits, workers, tuple(arrivals), tuple(self._steps), self._num_left_out + num_without_end)
+        num_left_out = self._num_left_out + num_without_end
+        return Workload(limits, workers, tuple(arrivals), tuple(self._steps), num_left_out, _policy(header))
 
     def take(self, record: pb2.PlanLogRecord) -> None:
         time_us = record.unix_time_us
@@ -179,6 +185,21 @@ class _LifeReader:
             self._arrivals.append(Arrival(again, live.arrived_us, None, None))
         else:
             self._num_left_out += 1
+
+
+def _policy(header: pb2.FileStarted) -> PolicySettings | None:
+    """Return the policy of a life; None when the header is older than the field.
+
+    Raises:
+        EngineError: PLAN_LOG_BROKEN when no policy has this name.
+    """
+    if not header.policy:
+        return None
+    name = next((name for name in get_args(PolicyName) if name == header.policy), None)
+    if name is None:
+        raise EngineError(ErrorReason.PLAN_LOG_BROKEN, f"the log's policy is {header.policy}, which is not known")
+    weights = tuple((each.tenant, each.weight) for each in header.tenant_weights)
+    return PolicySettings(name, header.ageing_ms, weights)
 
 
 def _submission(arrived: pb2.RequestArrived, max_tokens: int) -> Submission:

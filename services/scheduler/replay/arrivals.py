@@ -1,9 +1,10 @@
 """`treadle replay --policy NAME DIR`: the recorded arrivals under other policies, beside what was recorded."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from services.scheduler.core.policies import PolicyName, PolicySettings
+from services.scheduler.core.policies import DEFAULT_POLICY, PolicyName
 from services.scheduler.plan_log.workload import Arrival, Timeline, Workload
 from services.scheduler.plan_log.workload_reader import read_workload
 from services.scheduler.replay.latencies import latency_table
@@ -19,10 +20,11 @@ def compare_policies(directory: Path, policies: Sequence[PolicyName]) -> str:
     """
     workload = read_workload(directory)
     step_time = fit_step_time(workload.steps)
+    own = workload.policy or DEFAULT_POLICY  # its ageing and its weights hold under every policy
     outcomes: dict[str, Sequence[Timeline | None]] = {
-        "recorded": [arrival.timeline for arrival in workload.arrivals],
+        f"recorded{_policy_of(workload)}": [arrival.timeline for arrival in workload.arrivals],
         **{
-            f"simulated {policy}": ArrivalSimulation(workload, PolicySettings(policy=policy), step_time).run()
+            f"simulated {policy}": ArrivalSimulation(workload, replace(own, policy=policy), step_time).run()
             for policy in policies
         },
     }
@@ -32,6 +34,10 @@ def compare_policies(directory: Path, policies: Sequence[PolicyName]) -> str:
         f"in the median of {len(workload.steps)} steps"
     )
     return "\n".join([_describe(workload), model, "latencies in ms", *_tables(workload.arrivals, outcomes)])
+
+
+def _policy_of(workload: Workload) -> str:
+    return "" if workload.policy is None else f" {workload.policy.policy}"
 
 
 def _describe(workload: Workload) -> str:

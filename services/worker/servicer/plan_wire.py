@@ -41,6 +41,7 @@ class Capabilities:
     block_restore_us: float = 0.0
     token_prefill_us: float = 0.0
     max_draft_tokens: int = 0
+    swap_compression: str = "none"
 
 
 def from_plan(plan: batch_plan_pb2.BatchPlan) -> BatchPlan:
@@ -117,4 +118,5 @@ def to_capabilities(capabilities: Capabilities) -> pb2.Capabilities:
         block_restore_us=capabilities.block_restore_us,
         token_prefill_us=capabilities.token_prefill_us,
         max_draft_tokens=capabilities.max_draft_tokens,
+        swap_compression=capabilities.swap_compression,
     )

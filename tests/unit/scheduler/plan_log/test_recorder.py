@@ -12,9 +12,11 @@ import pytest
 from services.common.errors import EngineError, ErrorReason
 from services.scheduler.core.events import Finish, FinishReason, RequestEvent
 from services.scheduler.core.limits import SchedulerLimits
+from services.scheduler.core.policies import PolicySettings
 from services.scheduler.plan_log import writer
 from services.scheduler.plan_log.files import list_log_files, read_plan_log
 from services.scheduler.plan_log.recorder import PlanLogRecorder, RecordingSettings
+from services.scheduler.plan_log.workload_reader import _LifeReader
 from treadle.scheduler.v1 import scheduler_service_pb2
 from treadle.worker.v1 import batch_plan_pb2, worker_service_pb2
 
@@ -175,3 +177,15 @@ def test_marker_is_all_that_an_idle_life_leaves(tmp_path: Path) -> None:
     with recording(tmp_path):
         pass
     assert kinds(tmp_path) == ["file_started", "recording_stopped"]
+
+
+def test_header_tells_limits_and_policy_which_reading_gives_back(tmp_path: Path) -> None:
+    limits = SchedulerLimits(long_prefill_token_threshold=48, batch_wait_ms=7, target_itl_ms=12.5)
+    policy = PolicySettings("fair", ageing_ms=900, tenant_weights=(("a", 3.0), ("b", 0.5)))
+    settings = RecordingSettings(tmp_path, is_redacted=False, max_bytes=1 << 24, max_file_bytes=1 << 20)
+    recorder = PlanLogRecorder(settings, 9, limits, policy)
+    recorder.close()
+    (header, _) = read_plan_log(tmp_path)
+    reader = _LifeReader(header.file_started)
+    assert reader.workload().limits == limits
+    assert reader.workload().policy == policy

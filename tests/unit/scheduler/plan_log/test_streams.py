@@ -104,3 +104,21 @@ def test_reuse_of_what_came_from_host_memory_before_the_recording_is_refused(tmp
     (stream,) = write(tmp_path, started(), sent(1, 8, 9), back)
     with pytest.raises(EngineError, match="from before the recording"):
         require_replayable(stream)
+
+
+@pytest.mark.parametrize(
+    ("num_host_blocks", "recorded", "is_refused"), [(2, "int8", True), (0, "int8", False), (2, "", False)]
+)
+def test_worker_that_writes_host_blocks_otherwise_is_refused_where_they_matter(
+    num_host_blocks: int, recorded: str, is_refused: bool
+) -> None:
+    capabilities = worker_service_pb2.Capabilities(block_size=16, swap_compression=recorded)
+    stream = StreamSummary(1, 1, capabilities, is_whole=True, is_redacted=False)
+    stream.num_host_blocks_needed = num_host_blocks
+    worker = worker_service_pb2.Capabilities(block_size=16, num_blocks=9, num_host_blocks=9, swap_compression="none")
+    if not is_refused:
+        require_same_worker(stream, worker)
+        return
+    with pytest.raises(EngineError, match="swap_compression was int8, the worker has none") as error:
+        require_same_worker(stream, worker)
+    assert error.value.reason is ErrorReason.REPLAY_REFUSED

@@ -155,3 +155,7 @@ def test_log_without_a_finished_request_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError) as raised:
         read(tmp_path, arrived(1))
     assert raised.value.reason is ErrorReason.REPLAY_REFUSED
+
+
+def test_policy_of_an_older_log_is_not_known(tmp_path: Path) -> None:
+    assert read(tmp_path, *ONE_REQUEST).policy is None

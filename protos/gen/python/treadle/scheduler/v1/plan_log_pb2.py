@@ -27,7 +27,7 @@ from treadle.worker.v1 import batch_plan_pb2 as treadle_dot_worker_dot_v1_dot_ba
 from treadle.worker.v1 import worker_service_pb2 as treadle_dot_worker_dot_v1_dot_worker__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#treadle/scheduler/v1/plan_log.proto\x12\x14treadle.scheduler.v1\x1a,treadle/scheduler/v1/scheduler_service.proto\x1a\"treadle/worker/v1/batch_plan.proto\x1a&treadle/worker/v1/worker_service.proto\"\xc0\x05\n\rPlanLogRecord\x12\x11\n\tprev_hash\x18\x01 \x01(\x0c\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x14\n\x0cunix_time_us\x18\x03 \x01(\x03\x12\x39\n\x0c\x66ile_started\x18\x04 \x01(\x0b\x32!.treadle.scheduler.v1.FileStartedH\x00\x12=\n\x0eworker_started\x18\x05 \x01(\x0b\x32#.treadle.scheduler.v1.WorkerStartedH\x00\x12\x39\n\x0cworker_ended\x18\x06 \x01(\x0b\x32!.treadle.scheduler.v1.WorkerEndedH\x00\x12\x33\n\tplan_sent\x18\x07 \x01(\x0b\x32\x1e.treadle.scheduler.v1.PlanSentH\x00\x12?\n\x0fresult_received\x18\x08 \x01(\x0b\x32$.treadle.scheduler.v1.ResultReceivedH\x00\x12\x37\n\x0bplan_failed\x18\t \x01(\x0b\x32 .treadle.scheduler.v1.PlanFailedH\x00\x12?\n\x0frequest_arrived\x18\n \x01(\x0b\x32$.treadle.scheduler.v1.RequestArrivedH\x00\x12\x43\n\x11request_cancelled\x18\x0b \x01(\x0b\x32&.treadle.scheduler.v1.RequestCancelledH\x00\x12;\n\rrequest_ended\x18\x0c \x01(\x0b\x32\".treadle.scheduler.v1.RequestEndedH\x00\x12\x43\n\x11recording_stopped\x18\r \x01(\x0b\x32&.treadle.scheduler.v1.RecordingStoppedH\x00\x42\x08\n\x06record\"\x95\x02\n\x0b\x46ileStarted\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\x12\x13\n\x0bis_redacted\x18\x02 \x01(\x08\x12\x1e\n\x16max_num_batched_tokens\x18\x03 \x01(\r\x12\x18\n\x10max_num_requests\x18\x04 \x01(\r\x12\x1c\n\x14max_waiting_requests\x18\x05 \x01(\r\x12\x1a\n\x12max_waiting_tokens\x18\x06 \x01(\x04\x12\x17\n\x0frun_ahead_depth\x18\x07 \x01(\r\x12\x15\n\rcredit_tokens\x18\x08 \x01(\r\x12\x34\n\x07workers\x18\t \x03(\x0b\x32#.treadle.scheduler.v1.WorkerStarted\"V\n\rWorkerStarted\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x35\n\x0c\x63\x61pabilities\x18\x02 \x01(\x0b\x32\x1f.treadle.worker.v1.Capabilities\"\x1d\n\x0bWorkerEnded\x12\x0e\n\x06stream\x18\x01 \x01(\r\"F\n\x08PlanSent\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12*\n\x04plan\x18\x02 \x01(\x0b\x32\x1c.treadle.worker.v1.BatchPlan\"O\n\x0eResultReceived\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12-\n\x06result\x18\x02 \x01(\x0b\x32\x1d.treadle.worker.v1.StepResult\">\n\nPlanFailed\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x0f\n\x07plan_id\x18\x02 \x01(\x04\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xa6\x01\n\x0eRequestArrived\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12\x34\n\nsubmission\x18\x02 \x01(\x0b\x32 .treadle.scheduler.v1.Submission\x12<\n\x0cknown_tokens\x18\x03 \x01(\x0b\x32!.treadle.scheduler.v1.TokenDigestH\x00\x88\x01\x01\x42\x0f\n\r_known_tokens\"P\n\x0bTokenDigest\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x16\n\x0eprefix_digests\x18\x02 \x03(\x06\x12\x15\n\rdigest_stride\x18\x03 \x01(\r\"&\n\x10RequestCancelled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"v\n\x0cRequestEnded\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x31\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x1c.treadle.scheduler.v1.FinishH\x00\x88\x01\x01\x12\x14\n\x0c\x65rror_reason\x18\x03 \x01(\tB\t\n\x07_finish\"\"\n\x10RecordingStopped\x12\x0e\n\x06reason\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#treadle/scheduler/v1/plan_log.proto\x12\x14treadle.scheduler.v1\x1a,treadle/scheduler/v1/scheduler_service.proto\x1a\"treadle/worker/v1/batch_plan.proto\x1a&treadle/worker/v1/worker_service.proto\"\xc0\x05\n\rPlanLogRecord\x12\x11\n\tprev_hash\x18\x01 \x01(\x0c\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x14\n\x0cunix_time_us\x18\x03 \x01(\x03\x12\x39\n\x0c\x66ile_started\x18\x04 \x01(\x0b\x32!.treadle.scheduler.v1.FileStartedH\x00\x12=\n\x0eworker_started\x18\x05 \x01(\x0b\x32#.treadle.scheduler.v1.WorkerStartedH\x00\x12\x39\n\x0cworker_ended\x18\x06 \x01(\x0b\x32!.treadle.scheduler.v1.WorkerEndedH\x00\x12\x33\n\tplan_sent\x18\x07 \x01(\x0b\x32\x1e.treadle.scheduler.v1.PlanSentH\x00\x12?\n\x0fresult_received\x18\x08 \x01(\x0b\x32$.treadle.scheduler.v1.ResultReceivedH\x00\x12\x37\n\x0bplan_failed\x18\t \x01(\x0b\x32 .treadle.scheduler.v1.PlanFailedH\x00\x12?\n\x0frequest_arrived\x18\n \x01(\x0b\x32$.treadle.scheduler.v1.RequestArrivedH\x00\x12\x43\n\x11request_cancelled\x18\x0b \x01(\x0b\x32&.treadle.scheduler.v1.RequestCancelledH\x00\x12;\n\rrequest_ended\x18\x0c \x01(\x0b\x32\".treadle.scheduler.v1.RequestEndedH\x00\x12\x43\n\x11recording_stopped\x18\r \x01(\x0b\x32&.treadle.scheduler.v1.RecordingStoppedH\x00\x42\x08\n\x06record\"\xc8\x03\n\x0b\x46ileStarted\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\x12\x13\n\x0bis_redacted\x18\x02 \x01(\x08\x12\x1e\n\x16max_num_batched_tokens\x18\x03 \x01(\r\x12\x18\n\x10max_num_requests\x18\x04 \x01(\r\x12\x1c\n\x14max_waiting_requests\x18\x05 \x01(\r\x12\x1a\n\x12max_waiting_tokens\x18\x06 \x01(\x04\x12\x17\n\x0frun_ahead_depth\x18\x07 \x01(\r\x12\x15\n\rcredit_tokens\x18\x08 \x01(\r\x12\x34\n\x07workers\x18\t \x03(\x0b\x32#.treadle.scheduler.v1.WorkerStarted\x12$\n\x1clong_prefill_token_threshold\x18\n \x01(\r\x12\x15\n\rbatch_wait_ms\x18\x0b \x01(\r\x12\x15\n\rtarget_itl_ms\x18\x0c \x01(\x01\x12\x0e\n\x06policy\x18\r \x01(\t\x12\x11\n\tageing_ms\x18\x0e \x01(\r\x12:\n\x0etenant_weights\x18\x0f \x03(\x0b\x32\".treadle.scheduler.v1.TenantWeight\".\n\x0cTenantWeight\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\"V\n\rWorkerStarted\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x35\n\x0c\x63\x61pabilities\x18\x02 \x01(\x0b\x32\x1f.treadle.worker.v1.Capabilities\"\x1d\n\x0bWorkerEnded\x12\x0e\n\x06stream\x18\x01 \x01(\r\"F\n\x08PlanSent\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12*\n\x04plan\x18\x02 \x01(\x0b\x32\x1c.treadle.worker.v1.BatchPlan\"O\n\x0eResultReceived\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12-\n\x06result\x18\x02 \x01(\x0b\x32\x1d.treadle.worker.v1.StepResult\">\n\nPlanFailed\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12\x0f\n\x07plan_id\x18\x02 \x01(\x04\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xa6\x01\n\x0eRequestArrived\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12\x34\n\nsubmission\x18\x02 \x01(\x0b\x32 .treadle.scheduler.v1.Submission\x12<\n\x0cknown_tokens\x18\x03 \x01(\x0b\x32!.treadle.scheduler.v1.TokenDigestH\x00\x88\x01\x01\x42\x0f\n\r_known_tokens\"P\n\x0bTokenDigest\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x16\n\x0eprefix_digests\x18\x02 \x03(\x06\x12\x15\n\rdigest_stride\x18\x03 \x01(\r\"&\n\x10RequestCancelled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"v\n\x0cRequestEnded\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x31\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x1c.treadle.scheduler.v1.FinishH\x00\x88\x01\x01\x12\x14\n\x0c\x65rror_reason\x18\x03 \x01(\tB\t\n\x07_finish\"\"\n\x10RecordingStopped\x12\x0e\n\x06reason\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,25 +37,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PLANLOGRECORD']._serialized_start=184
   _globals['_PLANLOGRECORD']._serialized_end=888
   _globals['_FILESTARTED']._serialized_start=891
-  _globals['_FILESTARTED']._serialized_end=1168
-  _globals['_WORKERSTARTED']._serialized_start=1170
-  _globals['_WORKERSTARTED']._serialized_end=1256
-  _globals['_WORKERENDED']._serialized_start=1258
-  _globals['_WORKERENDED']._serialized_end=1287
-  _globals['_PLANSENT']._serialized_start=1289
-  _globals['_PLANSENT']._serialized_end=1359
-  _globals['_RESULTRECEIVED']._serialized_start=1361
-  _globals['_RESULTRECEIVED']._serialized_end=1440
-  _globals['_PLANFAILED']._serialized_start=1442
-  _globals['_PLANFAILED']._serialized_end=1504
-  _globals['_REQUESTARRIVED']._serialized_start=1507
-  _globals['_REQUESTARRIVED']._serialized_end=1673
-  _globals['_TOKENDIGEST']._serialized_start=1675
-  _globals['_TOKENDIGEST']._serialized_end=1755
-  _globals['_REQUESTCANCELLED']._serialized_start=1757
-  _globals['_REQUESTCANCELLED']._serialized_end=1795
-  _globals['_REQUESTENDED']._serialized_start=1797
-  _globals['_REQUESTENDED']._serialized_end=1915
-  _globals['_RECORDINGSTOPPED']._serialized_start=1917
-  _globals['_RECORDINGSTOPPED']._serialized_end=1951
+  _globals['_FILESTARTED']._serialized_end=1347
+  _globals['_TENANTWEIGHT']._serialized_start=1349
+  _globals['_TENANTWEIGHT']._serialized_end=1395
+  _globals['_WORKERSTARTED']._serialized_start=1397
+  _globals['_WORKERSTARTED']._serialized_end=1483
+  _globals['_WORKERENDED']._serialized_start=1485
+  _globals['_WORKERENDED']._serialized_end=1514
+  _globals['_PLANSENT']._serialized_start=1516
+  _globals['_PLANSENT']._serialized_end=1586
+  _globals['_RESULTRECEIVED']._serialized_start=1588
+  _globals['_RESULTRECEIVED']._serialized_end=1667
+  _globals['_PLANFAILED']._serialized_start=1669
+  _globals['_PLANFAILED']._serialized_end=1731
+  _globals['_REQUESTARRIVED']._serialized_start=1734
+  _globals['_REQUESTARRIVED']._serialized_end=1900
+  _globals['_TOKENDIGEST']._serialized_start=1902
+  _globals['_TOKENDIGEST']._serialized_end=1982
+  _globals['_REQUESTCANCELLED']._serialized_start=1984
+  _globals['_REQUESTCANCELLED']._serialized_end=2022
+  _globals['_REQUESTENDED']._serialized_start=2024
+  _globals['_REQUESTENDED']._serialized_end=2142
+  _globals['_RECORDINGSTOPPED']._serialized_start=2144
+  _globals['_RECORDINGSTOPPED']._serialized_end=2178
 # @@protoc_insertion_point(module_scope)

@@ -40,7 +40,7 @@ class PlanLogRecord(_message.Message):
     def __init__(self, prev_hash: _Optional[bytes] = ..., sequence: _Optional[int] = ..., unix_time_us: _Optional[int] = ..., file_started: _Optional[_Union[FileStarted, _Mapping]] = ..., worker_started: _Optional[_Union[WorkerStarted, _Mapping]] = ..., worker_ended: _Optional[_Union[WorkerEnded, _Mapping]] = ..., plan_sent: _Optional[_Union[PlanSent, _Mapping]] = ..., result_received: _Optional[_Union[ResultReceived, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., request_arrived: _Optional[_Union[RequestArrived, _Mapping]] = ..., request_cancelled: _Optional[_Union[RequestCancelled, _Mapping]] = ..., request_ended: _Optional[_Union[RequestEnded, _Mapping]] = ..., recording_stopped: _Optional[_Union[RecordingStopped, _Mapping]] = ...) -> None: ...
 
 class FileStarted(_message.Message):
-    __slots__ = ("scheduler_epoch", "is_redacted", "max_num_batched_tokens", "max_num_requests", "max_waiting_requests", "max_waiting_tokens", "run_ahead_depth", "credit_tokens", "workers")
+    __slots__ = ("scheduler_epoch", "is_redacted", "max_num_batched_tokens", "max_num_requests", "max_waiting_requests", "max_waiting_tokens", "run_ahead_depth", "credit_tokens", "workers", "long_prefill_token_threshold", "batch_wait_ms", "target_itl_ms", "policy", "ageing_ms", "tenant_weights")
     SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     IS_REDACTED_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,12 @@ class FileStarted(_message.Message):
     RUN_AHEAD_DEPTH_FIELD_NUMBER: _ClassVar[int]
     CREDIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    LONG_PREFILL_TOKEN_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    BATCH_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_ITL_MS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    AGEING_MS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     scheduler_epoch: int
     is_redacted: bool
     max_num_batched_tokens: int
@@ -59,7 +65,21 @@ class FileStarted(_message.Message):
     run_ahead_depth: int
     credit_tokens: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStarted]
-    def __init__(self, scheduler_epoch: _Optional[int] = ..., is_redacted: bool = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., max_waiting_tokens: _Optional[int] = ..., run_ahead_depth: _Optional[int] = ..., credit_tokens: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStarted, _Mapping]]] = ...) -> None: ...
+    long_prefill_token_threshold: int
+    batch_wait_ms: int
+    target_itl_ms: float
+    policy: str
+    ageing_ms: int
+    tenant_weights: _containers.RepeatedCompositeFieldContainer[TenantWeight]
+    def __init__(self, scheduler_epoch: _Optional[int] = ..., is_redacted: bool = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., max_waiting_tokens: _Optional[int] = ..., run_ahead_depth: _Optional[int] = ..., credit_tokens: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStarted, _Mapping]]] = ..., long_prefill_token_threshold: _Optional[int] = ..., batch_wait_ms: _Optional[int] = ..., target_itl_ms: _Optional[float] = ..., policy: _Optional[str] = ..., ageing_ms: _Optional[int] = ..., tenant_weights: _Optional[_Iterable[_Union[TenantWeight, _Mapping]]] = ...) -> None: ...
+
+class TenantWeight(_message.Message):
+    __slots__ = ("tenant", "weight")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    weight: float
+    def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class WorkerStarted(_message.Message):
     __slots__ = ("stream", "capabilities")

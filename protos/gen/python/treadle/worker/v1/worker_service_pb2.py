@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from treadle.worker.v1 import batch_plan_pb2 as treadle_dot_worker_dot_v1_dot_batch__plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&treadle/worker/v1/worker_service.proto\x12\x11treadle.worker.v1\x1a\"treadle/worker/v1/batch_plan.proto\"\x18\n\x16GetCapabilitiesRequest\"P\n\x17GetCapabilitiesResponse\x12\x35\n\x0c\x63\x61pabilities\x18\x01 \x01(\x0b\x32\x1f.treadle.worker.v1.Capabilities\"\xbe\x02\n\x0c\x43\x61pabilities\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x16\n\x0eweight_version\x18\x04 \x01(\t\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x08 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x17\n\x0fnum_host_blocks\x18\x0b \x01(\r\x12\x18\n\x10\x62lock_restore_us\x18\x0c \x01(\x02\x12\x18\n\x10token_prefill_us\x18\r \x01(\x02\x12\x18\n\x10max_draft_tokens\x18\x0e \x01(\r\"\xa4\x01\n\x0fRunStepsRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.treadle.worker.v1.HelloH\x00\x12,\n\x04plan\x18\x02 \x01(\x0b\x32\x1c.treadle.worker.v1.BatchPlanH\x00\x12-\n\x07\x64rained\x18\x03 \x01(\x0b\x32\x1a.treadle.worker.v1.DrainedH\x00\x42\t\n\x07message\"9\n\x05Hello\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\x12\x17\n\x0frun_ahead_depth\x18\x02 \x01(\r\"\xb8\x01\n\x10RunStepsResponse\x12\x37\n\x0c\x63\x61pabilities\x18\x01 \x01(\x0b\x32\x1f.treadle.worker.v1.CapabilitiesH\x00\x12/\n\x06result\x18\x02 \x01(\x0b\x32\x1d.treadle.worker.v1.StepResultH\x00\x12/\n\x08\x64raining\x18\x03 \x01(\x0b\x32\x1b.treadle.worker.v1.DrainingH\x00\x42\t\n\x07message\"\n\n\x08\x44raining\"\t\n\x07\x44rained\"\x11\n\x0fGetStateRequest\"n\n\x10GetStateResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\x12\x11\n\tnum_steps\x18\x02 \x01(\x04\x12\x1a\n\x12num_sampled_tokens\x18\x03 \x01(\x04\x12\x15\n\rengine_cpu_us\x18\x04 \x01(\x04\x32\xa7\x02\n\rWorkerService\x12h\n\x0fGetCapabilities\x12).treadle.worker.v1.GetCapabilitiesRequest\x1a*.treadle.worker.v1.GetCapabilitiesResponse\x12W\n\x08RunSteps\x12\".treadle.worker.v1.RunStepsRequest\x1a#.treadle.worker.v1.RunStepsResponse(\x01\x30\x01\x12S\n\x08GetState\x12\".treadle.worker.v1.GetStateRequest\x1a#.treadle.worker.v1.GetStateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&treadle/worker/v1/worker_service.proto\x12\x11treadle.worker.v1\x1a\"treadle/worker/v1/batch_plan.proto\"\x18\n\x16GetCapabilitiesRequest\"P\n\x17GetCapabilitiesResponse\x12\x35\n\x0c\x63\x61pabilities\x18\x01 \x01(\x0b\x32\x1f.treadle.worker.v1.Capabilities\"\xd8\x02\n\x0c\x43\x61pabilities\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x16\n\x0eweight_version\x18\x04 \x01(\t\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x08 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x17\n\x0fnum_host_blocks\x18\x0b \x01(\r\x12\x18\n\x10\x62lock_restore_us\x18\x0c \x01(\x02\x12\x18\n\x10token_prefill_us\x18\r \x01(\x02\x12\x18\n\x10max_draft_tokens\x18\x0e \x01(\r\x12\x18\n\x10swap_compression\x18\x0f \x01(\t\"\xa4\x01\n\x0fRunStepsRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.treadle.worker.v1.HelloH\x00\x12,\n\x04plan\x18\x02 \x01(\x0b\x32\x1c.treadle.worker.v1.BatchPlanH\x00\x12-\n\x07\x64rained\x18\x03 \x01(\x0b\x32\x1a.treadle.worker.v1.DrainedH\x00\x42\t\n\x07message\"9\n\x05Hello\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\x12\x17\n\x0frun_ahead_depth\x18\x02 \x01(\r\"\xb8\x01\n\x10RunStepsResponse\x12\x37\n\x0c\x63\x61pabilities\x18\x01 \x01(\x0b\x32\x1f.treadle.worker.v1.CapabilitiesH\x00\x12/\n\x06result\x18\x02 \x01(\x0b\x32\x1d.treadle.worker.v1.StepResultH\x00\x12/\n\x08\x64raining\x18\x03 \x01(\x0b\x32\x1b.treadle.worker.v1.DrainingH\x00\x42\t\n\x07message\"\n\n\x08\x44raining\"\t\n\x07\x44rained\"\x11\n\x0fGetStateRequest\"n\n\x10GetStateResponse\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\x12\x11\n\tnum_steps\x18\x02 \x01(\x04\x12\x1a\n\x12num_sampled_tokens\x18\x03 \x01(\x04\x12\x15\n\rengine_cpu_us\x18\x04 \x01(\x04\x32\xa7\x02\n\rWorkerService\x12h\n\x0fGetCapabilities\x12).treadle.worker.v1.GetCapabilitiesRequest\x1a*.treadle.worker.v1.GetCapabilitiesResponse\x12W\n\x08RunSteps\x12\".treadle.worker.v1.RunStepsRequest\x1a#.treadle.worker.v1.RunStepsResponse(\x01\x30\x01\x12S\n\x08GetState\x12\".treadle.worker.v1.GetStateRequest\x1a#.treadle.worker.v1.GetStateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,21 +37,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETCAPABILITIESRESPONSE']._serialized_start=123
   _globals['_GETCAPABILITIESRESPONSE']._serialized_end=203
   _globals['_CAPABILITIES']._serialized_start=206
-  _globals['_CAPABILITIES']._serialized_end=524
-  _globals['_RUNSTEPSREQUEST']._serialized_start=527
-  _globals['_RUNSTEPSREQUEST']._serialized_end=691
-  _globals['_HELLO']._serialized_start=693
-  _globals['_HELLO']._serialized_end=750
-  _globals['_RUNSTEPSRESPONSE']._serialized_start=753
-  _globals['_RUNSTEPSRESPONSE']._serialized_end=937
-  _globals['_DRAINING']._serialized_start=939
-  _globals['_DRAINING']._serialized_end=949
-  _globals['_DRAINED']._serialized_start=951
-  _globals['_DRAINED']._serialized_end=960
-  _globals['_GETSTATEREQUEST']._serialized_start=962
-  _globals['_GETSTATEREQUEST']._serialized_end=979
-  _globals['_GETSTATERESPONSE']._serialized_start=981
-  _globals['_GETSTATERESPONSE']._serialized_end=1091
-  _globals['_WORKERSERVICE']._serialized_start=1094
-  _globals['_WORKERSERVICE']._serialized_end=1389
+  _globals['_CAPABILITIES']._serialized_end=550
+  _globals['_RUNSTEPSREQUEST']._serialized_start=553
+  _globals['_RUNSTEPSREQUEST']._serialized_end=717
+  _globals['_HELLO']._serialized_start=719
+  _globals['_HELLO']._serialized_end=776
+  _globals['_RUNSTEPSRESPONSE']._serialized_start=779
+  _globals['_RUNSTEPSRESPONSE']._serialized_end=963
+  _globals['_DRAINING']._serialized_start=965
+  _globals['_DRAINING']._serialized_end=975
+  _globals['_DRAINED']._serialized_start=977
+  _globals['_DRAINED']._serialized_end=986
+  _globals['_GETSTATEREQUEST']._serialized_start=988
+  _globals['_GETSTATEREQUEST']._serialized_end=1005
+  _globals['_GETSTATERESPONSE']._serialized_start=1007
+  _globals['_GETSTATERESPONSE']._serialized_end=1117
+  _globals['_WORKERSERVICE']._serialized_start=1120
+  _globals['_WORKERSERVICE']._serialized_end=1415
 # @@protoc_insertion_point(module_scope)

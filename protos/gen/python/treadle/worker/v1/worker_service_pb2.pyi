@@ -17,7 +17,7 @@ class GetCapabilitiesResponse(_message.Message):
     def __init__(self, capabilities: _Optional[_Union[Capabilities, _Mapping]] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("name", "worker_epoch", "model", "weight_version", "num_blocks", "block_size", "max_model_len", "max_num_batched_tokens", "device", "dtype", "num_host_blocks", "block_restore_us", "token_prefill_us", "max_draft_tokens")
+    __slots__ = ("name", "worker_epoch", "model", "weight_version", "num_blocks", "block_size", "max_model_len", "max_num_batched_tokens", "device", "dtype", "num_host_blocks", "block_restore_us", "token_prefill_us", "max_draft_tokens", "swap_compression")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class Capabilities(_message.Message):
     BLOCK_RESTORE_US_FIELD_NUMBER: _ClassVar[int]
     TOKEN_PREFILL_US_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     worker_epoch: int
     model: str
@@ -46,7 +47,8 @@ class Capabilities(_message.Message):
     block_restore_us: float
     token_prefill_us: float
     max_draft_tokens: int
-    def __init__(self, name: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., model: _Optional[str] = ..., weight_version: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., block_restore_us: _Optional[float] = ..., token_prefill_us: _Optional[float] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
+    swap_compression: str
+    def __init__(self, name: _Optional[str] = ..., worker_epoch: _Optional[int] = ..., model: _Optional[str] = ..., weight_version: _Optional[str] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., num_host_blocks: _Optional[int] = ..., block_restore_us: _Optional[float] = ..., token_prefill_us: _Optional[float] = ..., max_draft_tokens: _Optional[int] = ..., swap_compression: _Optional[str] = ...) -> None: ...
 
 class RunStepsRequest(_message.Message):
     __slots__ = ("hello", "plan", "drained")
