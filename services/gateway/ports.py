@@ -72,6 +72,7 @@ class SchedulerRequest:
         eos_token_ids: The model's end tokens; empty when the client asked to ignore them.
         stop_token_ids: The client's own end tokens.
         leader_request_id: The sample of the same prompt that computes the prompt for this one too, or None.
+        is_max_tokens_implied: Whether the client named no limit, so that the output may be cut for want of quota.
     """
 
     request_id: str
@@ -89,6 +90,7 @@ class SchedulerRequest:
     eos_token_ids: frozenset[int]
     stop_token_ids: frozenset[int]
     leader_request_id: str | None = None
+    is_max_tokens_implied: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,6 +365,7 @@ def _to_submission(generation: RemoteGeneration) -> pb2.Submission:
         stop_token_ids=sorted(request.stop_token_ids),
         sample_index=request.sampling.sample_index,
         leader_request_id=request.leader_request_id or "",
+        is_max_tokens_implied=request.is_max_tokens_implied,
     )
     return submission
 

@@ -124,6 +124,7 @@ class TextGenerator:
                     eos_token_ids=frozenset() if validated.stop.ignores_eos else self._tokenizer.eos_token_ids,
                     stop_token_ids=validated.stop.token_ids | rule.stop_text_by_id.keys(),
                     leader_request_id=leader_id,
+                    is_max_tokens_implied=validated.limit.max_tokens is None,
                 )
                 leader_id = leader_id or request.request_id
                 prepared.append(PreparedRequest(validated.surface, request, rule, seed))

@@ -249,6 +249,7 @@ def _from_submission(submission: pb2.Submission, gateway: str) -> Submission:
             sample_index=submission.sample_index,
         ),
         leader_request_id=submission.leader_request_id or None,
+        is_max_tokens_implied=submission.is_max_tokens_implied,
         priority=priority,
         deadline_ms=submission.deadline_unix_ms if submission.HasField("deadline_unix_ms") else None,
         is_resumable=submission.is_resumable,

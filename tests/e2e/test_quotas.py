@@ -89,6 +89,11 @@ def test_request_beyond_its_tenants_limit_is_refused_until_the_file_allows_it(me
     assert status == 400
     assert answer["error"]["code"] == "exceeds_kv_capacity"
     assert len(ids_of(mesh.post("/v1/completions", body(7, 900, 100, "fits")))) == 100
+    chat = {"messages": [{"role": "user", "content": "x" * 200}], "temperature": 0, "ignore_eos": True}
+    status, answer = mesh.post("/v1/chat/completions", chat)  # names no limit, and gets what there is
+    assert status == 200, answer
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["total_tokens"] == 63 * BLOCK_SIZE + 1
     set_limit(mesh, quotas_file, 1200)
     assert len(ids_of(mesh.post("/v1/completions", body(7, 900, 200, "fits-now")))) == 200
 

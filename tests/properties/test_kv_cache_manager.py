@@ -86,7 +86,8 @@ class KVCacheMachine(RuleBasedStateMachine):
         grant = self.manager.admit(Admit(self.num_handles, POOL, scope, token_ids, num_tokens))
         if isinstance(grant, Denied):
             # Fewer free than needed; with a hit, the hit's own blocks are not needed.
-            assert grant.num_free_blocks < grant.num_blocks_needed or self.has_quotas
+            is_capacity = grant.reason is DenialReason.CAPACITY
+            assert grant.num_free_blocks < grant.num_blocks_needed or self.has_quotas or not is_capacity
             assert grant.num_blocks_needed <= num_blocks
             return
         assert isinstance(grant, AdmitGranted)
@@ -125,20 +126,19 @@ class KVCacheMachine(RuleBasedStateMachine):
         num_free = NUM_BLOCKS - 1 - self.num_held()
         grant = self.manager.reserve(Reserve(handle, num_blocks))
         if isinstance(grant, Denied):
+            account = self.manager.pool(POOL).lease_by_handle[handle].account
             if grant.reason is DenialReason.TENANT_LIMIT:
-                num_free = self.num_below_limit(handle)
+                num_free = account.limit - account.num_held
+            elif grant.reason is DenialReason.NEVER_FITS:
+                num_free = account.limit
             assert (grant.num_free_blocks, grant.num_blocks_needed) == (num_free, num_blocks)
-            assert num_free < num_blocks or self.has_quotas
+            assert num_free < num_blocks or self.has_quotas or grant.reason is DenialReason.NEVER_FITS
             return
         self.copy_blocks()
         for block_id in grant.block_ids:
             assert all(block_id not in lease.block_ids for lease in self.leases.values())
             self.prefix_by_block.pop(block_id, None)
         self.leases[handle].block_ids += grant.block_ids
-
-    def num_below_limit(self, handle: int) -> int:
-        account = self.manager.pool(POOL).lease_by_handle[handle].account
-        return account.limit - account.num_held
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())

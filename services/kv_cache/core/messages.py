@@ -92,8 +92,9 @@ class ReserveGranted:
 class Denied:
     """An ``Admit`` or ``Reserve`` that took nothing, since fewer blocks can be handed out than it needs.
 
-    ``num_free_blocks`` are, for TENANT_LIMIT, those that the tenant is below its limit. ``reclaim_handles`` are leases
-    to preempt for it, in this order; when it is empty the manager has no opinion.
+    ``num_free_blocks`` are, for TENANT_LIMIT, those that the tenant is below its limit, and, for NEVER_FITS, the most
+    that a lease of the tenant may have. ``reclaim_handles`` are leases to preempt for it, in this order; when it is
+    empty the manager has no opinion.
     """
 
     handle: int

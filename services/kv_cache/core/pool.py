@@ -237,7 +237,7 @@ class Pool:
         """
         num_available = self.block_pool.num_available - (num_charged - num_taken)
         if num_table_blocks > account.limit:
-            return Denied(handle, num_available, num_taken, DenialReason.NEVER_FITS)
+            return Denied(handle, account.limit, num_taken, DenialReason.NEVER_FITS)
         reason = self.ledger.judge(account, num_charged, num_taken, num_available)
         if reason is None:
             return None

@@ -176,13 +176,14 @@ class KVBroker:
             lane.holds.set_owners(owners)
             for request in self._book.queue:
                 request.misfit_pools -= {pool}
+                request.max_length = NEVER
 
     def _ask_admission(self, request: Request, lane: Lane) -> Admit:
         self._book.choose(request)
         request.change_status(RequestStatus.ADMITTING)
         request.account.num_placed += 1
         request.lane, request.handle = lane, self._next_handle
-        request.max_known_tokens = max_known_tokens_on(lane.info, request.submission)
+        request.max_known_tokens = min(max_known_tokens_on(lane.info, request.submission), request.max_length)
         self._next_handle += 1
         lane.admitting[request.handle] = request
         self._asking_lane_by_handle[request.handle] = lane
@@ -230,6 +231,8 @@ class KVBroker:
         self._requeue(request)
         tenant = request.submission.tenant
         if denied.reason is DenialReason.NEVER_FITS:
+            if request.cut_to(denied.num_free_blocks * lane.info.block_size):
+                return None
             request.misfit_pools |= {pool}
             can_wait = any(can_run_on(each, request) for each in self._lane_by_worker.values())
             return None if can_wait else request

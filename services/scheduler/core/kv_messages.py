@@ -91,8 +91,9 @@ class DenialReason(Enum):
 class Denied:
     """An admit or reserve that found too few blocks and changed nothing.
 
-    ``num_free_blocks`` are, for TENANT_LIMIT, those that the tenant is below its limit. ``reclaim_handles`` are to be
-    preempted for it, in this order; when it is empty the choice is the scheduler's.
+    ``num_free_blocks`` are, for TENANT_LIMIT, those that the tenant is below its limit, and, for NEVER_FITS, the most
+    that a lease of the tenant may have. ``reclaim_handles`` are to be preempted for it, in this order; when it is empty
+    the choice is the scheduler's.
     """
 
     handle: int

@@ -73,6 +73,7 @@ class Request:
         num_cached_tokens: Hit of the first admission; None before.
         prefix_hashes: Of the beginnings of the prompt, for placement; None before they were needed.
         num_preemptions: How often it had to give way to another request.
+        max_length: Length at which the output is cut, since its tenant may not hold more; NEVER as far as is known.
         misfit_pools: Where its tenant may not hold as much as it may grow to, as far as is known.
         handle: Of the present admission.
         lane: Where it is admitted.
@@ -104,6 +105,7 @@ class Request:
     num_cached_tokens: int | None = None
     prefix_hashes: list[int] | None = None
     num_preemptions: int = 0
+    max_length: int = NEVER
     misfit_pools: frozenset[str] = frozenset()
     handle: int = NO_HANDLE
     lane: "Lane | None" = None
@@ -168,6 +170,14 @@ class Request:
         is_legal = status in _LEGAL_TRANSITIONS[self.status]
         require(is_legal, "a request's status changes legally", request_id=self.request_id, old=self.status, new=status)
         self.status = status
+
+    def cut_to(self, num_slots: int) -> bool:
+        """Let the output end when ``num_slots`` are full, if the client named no limit; False if that is no help."""
+        max_length = num_slots + 1  # the last token of all is never computed
+        is_cut = self.submission.is_max_tokens_implied and len(self.token_ids) < max_length < self.max_known_tokens
+        if is_cut:
+            self.max_length = max_length
+        return is_cut
 
     def begin_running(self, grant: AdmitGranted) -> None:
         """Take up a granted lease: everything from the end of the hit is to be computed."""

@@ -34,6 +34,7 @@ class Submission:
         priority: Class among the waiting.
         deadline_ms: Unix time after which nobody wants the answer.
         is_resumable: Whether the request outlives its gateway.
+        is_max_tokens_implied: Whether the client named no limit, so that the output may be cut for want of quota.
         leader_request_id: A sample of the same prompt whose computed prompt this one shares; it waits for that.
     """
 
@@ -53,3 +54,4 @@ class Submission:
     deadline_ms: int | None = None
     is_resumable: bool = False
     leader_request_id: str | None = None
+    is_max_tokens_implied: bool = False

@@ -87,10 +87,11 @@ def test_hit_leaves_at_least_the_last_known_token_to_compute(num_tokens: int, nu
 
 
 def test_hit_does_not_count_cached_blocks_as_free_when_it_takes_them_itself() -> None:
-    manager = make_manager(num_blocks=4)
+    manager = make_manager(num_blocks=5)
     run_to_end(manager, 1, PROMPT[:8])
-    assert manager.admit(admit(2, PROMPT, 17)) == Denied(2, 1, 3, DenialReason.NEVER_FITS)
-    assert manager.admit(admit(3, PROMPT, 12)) == AdmitGranted(3, 70, (1, 2, 3), 8)
+    manager.admit(admit(9, (99,)))
+    assert manager.admit(admit(2, PROMPT, 16)) == Denied(2, 1, 2, DenialReason.CAPACITY)
+    assert manager.admit(admit(3, PROMPT, 12)) == AdmitGranted(3, 70, (1, 2, 4), 8)
 
 
 def test_no_hit_crosses_cache_scopes() -> None:
@@ -139,7 +140,7 @@ def test_reserve_appends_blocks_or_is_denied_as_a_whole() -> None:
     manager = make_manager(num_blocks=5)
     manager.admit(admit(1, PROMPT[:5]))
     assert manager.reserve(Reserve(1, 1)) == ReserveGranted(1, (3,))
-    assert manager.reserve(Reserve(1, 2)) == Denied(1, 1, 2, DenialReason.NEVER_FITS)
+    assert manager.reserve(Reserve(1, 2)) == Denied(1, 4, 2, DenialReason.NEVER_FITS)
     assert manager.reserve(Reserve(1, 1)) == ReserveGranted(1, (4,))
 
 

@@ -163,11 +163,11 @@ def test_tenant_at_its_limit_is_denied_and_holds_up_nobody_else() -> None:
 
 def test_ask_beyond_the_tenants_limit_is_said_never_to_fit() -> None:
     manager = make_manager(QuotaRule("*", "a", limit_ratio=0.3))
-    assert manager.admit(admit(1, "a", 4)) == Denied(1, 10, 4, DenialReason.NEVER_FITS)
+    assert manager.admit(admit(1, "a", 4)) == Denied(1, 3, 4, DenialReason.NEVER_FITS)
     growing = replace(admit(1, "a", 2), max_num_tokens=3 * BLOCK_SIZE + 1)
-    assert manager.admit(growing) == Denied(1, 10, 2, DenialReason.NEVER_FITS)
+    assert manager.admit(growing) == Denied(1, 3, 2, DenialReason.NEVER_FITS)
     manager.admit(replace(growing, handle=2, num_tokens=12, max_num_tokens=12))
-    assert manager.reserve(Reserve(2, 1)) == Denied(2, 7, 1, DenialReason.NEVER_FITS)
+    assert manager.reserve(Reserve(2, 1)) == Denied(2, 3, 1, DenialReason.NEVER_FITS)
 
 
 def test_quotas_apply_at_once_when_they_are_changed_and_take_nothing_away() -> None:

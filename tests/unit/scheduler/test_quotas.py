@@ -59,6 +59,25 @@ def test_request_that_its_tenant_may_never_hold_is_refused_before_it_runs() -> N
     assert harness.scheduler.is_idle()
 
 
+def test_output_without_a_limit_of_the_client_is_cut_at_what_its_tenant_may_hold() -> None:
+    harness = make_harness(QuotaRule("*", "a", limit_ratio=0.5))
+    add(harness, "a1", "a", 3, max_tokens=20, is_max_tokens_implied=True)
+    harness.run_to_rest()
+    (event,) = harness.events()
+    assert event.finish is not None
+    assert (event.finish.reason, len(event.token_ids)) == (FinishReason.LENGTH, 4 * 4 + 1 - 10)
+
+
+def test_prompt_beyond_what_its_tenant_may_hold_is_refused_though_the_client_named_no_limit() -> None:
+    harness = make_harness(QuotaRule("*", "a", limit_ratio=0.5))
+    add(harness, "a1", "a", 5, is_max_tokens_implied=True)
+    harness.run_to_rest()
+    (event,) = harness.events()
+    assert event.finish is not None
+    assert event.finish.error is not None
+    assert event.finish.error.reason is ErrorReason.EXCEEDS_KV_CAPACITY
+
+
 def test_running_request_ends_when_it_outgrows_a_limit_that_was_lowered() -> None:
     harness = make_harness()
     add(harness, "a1", "a", 3, max_tokens=10)

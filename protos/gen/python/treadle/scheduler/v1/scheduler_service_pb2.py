@@ -28,7 +28,7 @@ from treadle.common.v1 import sampling_pb2 as treadle_dot_common_dot_v1_dot_samp
 from treadle.scheduler.v1 import timeline_pb2 as treadle_dot_scheduler_dot_v1_dot_timeline__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,treadle/scheduler/v1/scheduler_service.proto\x12\x14treadle.scheduler.v1\x1a\x17google/rpc/status.proto\x1a\"treadle/common/v1/generation.proto\x1a treadle/common/v1/sampling.proto\x1a#treadle/scheduler/v1/timeline.proto\"\xa5\x01\n\x0e\x43onnectRequest\x12\x36\n\x05hello\x18\x01 \x01(\x0b\x32\".treadle.scheduler.v1.GatewayHelloH\x00\x88\x01\x01\x12\x35\n\x0bsubmissions\x18\x02 \x03(\x0b\x32 .treadle.scheduler.v1.Submission\x12\x1a\n\x12\x63\x61ncel_request_ids\x18\x03 \x03(\tB\x08\n\x06_hello\"6\n\x0cGatewayHello\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12\x15\n\rgateway_epoch\x18\x02 \x01(\x04\"\x8d\x04\n\nSubmission\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x03 \x01(\t\x12\x1d\n\x10\x64\x65\x61\x64line_unix_ms\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x32\n\x08priority\x18\x05 \x01(\x0e\x32 .treadle.common.v1.PriorityClass\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x06 \x01(\t\x12\r\n\x05model\x18\x07 \x01(\t\x12\x16\n\x0eweight_version\x18\x08 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\t \x03(\r\x12\x18\n\x10output_token_ids\x18\n \x03(\r\x12\x17\n\x0fresume_from_seq\x18\x0b \x01(\x04\x12\x33\n\x08sampling\x18\x0c \x01(\x0b\x32!.treadle.common.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\r \x01(\r\x12\x12\n\nmin_tokens\x18\x0e \x01(\r\x12\x15\n\reos_token_ids\x18\x0f \x03(\r\x12\x16\n\x0estop_token_ids\x18\x10 \x03(\r\x12\x14\n\x0csample_index\x18\x11 \x01(\r\x12\x14\n\x0cis_resumable\x18\x12 \x01(\x08\x12\x19\n\x11leader_request_id\x18\x13 \x01(\tB\x13\n\x11_deadline_unix_ms\"\xf7\x01\n\x0f\x43onnectResponse\x12\x38\n\x05hello\x18\x01 \x01(\x0b\x32$.treadle.scheduler.v1.SchedulerHelloH\x00\x88\x01\x01\x12\x17\n\x0fscheduler_epoch\x18\x02 \x01(\x04\x12\x32\n\x06\x65vents\x18\x03 \x03(\x0b\x32\".treadle.scheduler.v1.RequestEvent\x12\x38\n\rserved_models\x18\x04 \x03(\x0b\x32!.treadle.scheduler.v1.ServedModel\x12\x19\n\x11has_served_models\x18\x05 \x01(\x08\x42\x08\n\x06_hello\")\n\x0eSchedulerHello\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\"\xde\x01\n\x0cRequestEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x16\n\x0eweight_version\x18\x05 \x01(\t\x12\x31\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x1c.treadle.scheduler.v1.FinishH\x00\x88\x01\x01\x12&\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x12.google.rpc.StatusH\x01\x88\x01\x01\x42\t\n\x07_finishB\x08\n\x06_errorJ\x04\x08\x04\x10\x05R\x0csample_index\"\x90\x01\n\x06\x46inish\x12/\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.treadle.common.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\'\n\x05usage\x18\x03 \x01(\x0b\x32\x18.treadle.common.v1.UsageB\x10\n\x0e_stop_token_id\"f\n\x0bServedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x1a\n\x12max_request_tokens\x18\x04 \x01(\r\"\x10\n\x0eGetLoadRequest\"\xd7\x01\n\x0fGetLoadResponse\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x03 \x01(\x04\x12\x11\n\tnum_steps\x18\x04 \x01(\x04\x12\x31\n\x07workers\x18\x05 \x03(\x0b\x32 .treadle.scheduler.v1.WorkerLoad\x12\x1c\n\x14num_drafted_by_place\x18\x06 \x03(\x04\x12\x1d\n\x15num_accepted_by_place\x18\x07 \x03(\x04\"w\n\nWorkerLoad\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x04\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\x1b\n\x13num_in_flight_plans\x18\x04 \x01(\r\x12\x13\n\x0bis_draining\x18\x05 \x01(\x08\"D\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"d\n\x0f\x45xplainResponse\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\x12\x38\n\ttimelines\x18\x02 \x03(\x0b\x32%.treadle.scheduler.v1.RequestTimeline2\x9e\x02\n\x10SchedulerService\x12Z\n\x07\x43onnect\x12$.treadle.scheduler.v1.ConnectRequest\x1a%.treadle.scheduler.v1.ConnectResponse(\x01\x30\x01\x12V\n\x07GetLoad\x12$.treadle.scheduler.v1.GetLoadRequest\x1a%.treadle.scheduler.v1.GetLoadResponse\x12V\n\x07\x45xplain\x12$.treadle.scheduler.v1.ExplainRequest\x1a%.treadle.scheduler.v1.ExplainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,treadle/scheduler/v1/scheduler_service.proto\x12\x14treadle.scheduler.v1\x1a\x17google/rpc/status.proto\x1a\"treadle/common/v1/generation.proto\x1a treadle/common/v1/sampling.proto\x1a#treadle/scheduler/v1/timeline.proto\"\xa5\x01\n\x0e\x43onnectRequest\x12\x36\n\x05hello\x18\x01 \x01(\x0b\x32\".treadle.scheduler.v1.GatewayHelloH\x00\x88\x01\x01\x12\x35\n\x0bsubmissions\x18\x02 \x03(\x0b\x32 .treadle.scheduler.v1.Submission\x12\x1a\n\x12\x63\x61ncel_request_ids\x18\x03 \x03(\tB\x08\n\x06_hello\"6\n\x0cGatewayHello\x12\x0f\n\x07gateway\x18\x01 \x01(\t\x12\x15\n\rgateway_epoch\x18\x02 \x01(\x04\"\xac\x04\n\nSubmission\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x03 \x01(\t\x12\x1d\n\x10\x64\x65\x61\x64line_unix_ms\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x32\n\x08priority\x18\x05 \x01(\x0e\x32 .treadle.common.v1.PriorityClass\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x06 \x01(\t\x12\r\n\x05model\x18\x07 \x01(\t\x12\x16\n\x0eweight_version\x18\x08 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\t \x03(\r\x12\x18\n\x10output_token_ids\x18\n \x03(\r\x12\x17\n\x0fresume_from_seq\x18\x0b \x01(\x04\x12\x33\n\x08sampling\x18\x0c \x01(\x0b\x32!.treadle.common.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\r \x01(\r\x12\x12\n\nmin_tokens\x18\x0e \x01(\r\x12\x15\n\reos_token_ids\x18\x0f \x03(\r\x12\x16\n\x0estop_token_ids\x18\x10 \x03(\r\x12\x14\n\x0csample_index\x18\x11 \x01(\r\x12\x14\n\x0cis_resumable\x18\x12 \x01(\x08\x12\x19\n\x11leader_request_id\x18\x13 \x01(\t\x12\x1d\n\x15is_max_tokens_implied\x18\x14 \x01(\x08\x42\x13\n\x11_deadline_unix_ms\"\xf7\x01\n\x0f\x43onnectResponse\x12\x38\n\x05hello\x18\x01 \x01(\x0b\x32$.treadle.scheduler.v1.SchedulerHelloH\x00\x88\x01\x01\x12\x17\n\x0fscheduler_epoch\x18\x02 \x01(\x04\x12\x32\n\x06\x65vents\x18\x03 \x03(\x0b\x32\".treadle.scheduler.v1.RequestEvent\x12\x38\n\rserved_models\x18\x04 \x03(\x0b\x32!.treadle.scheduler.v1.ServedModel\x12\x19\n\x11has_served_models\x18\x05 \x01(\x08\x42\x08\n\x06_hello\")\n\x0eSchedulerHello\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\"\xde\x01\n\x0cRequestEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x16\n\x0eweight_version\x18\x05 \x01(\t\x12\x31\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x1c.treadle.scheduler.v1.FinishH\x00\x88\x01\x01\x12&\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x12.google.rpc.StatusH\x01\x88\x01\x01\x42\t\n\x07_finishB\x08\n\x06_errorJ\x04\x08\x04\x10\x05R\x0csample_index\"\x90\x01\n\x06\x46inish\x12/\n\x06reason\x18\x01 \x01(\x0e\x32\x1f.treadle.common.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\'\n\x05usage\x18\x03 \x01(\x0b\x32\x18.treadle.common.v1.UsageB\x10\n\x0e_stop_token_id\"f\n\x0bServedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0eweight_version\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x1a\n\x12max_request_tokens\x18\x04 \x01(\r\"\x10\n\x0eGetLoadRequest\"\xd7\x01\n\x0fGetLoadResponse\x12\x13\n\x0bnum_waiting\x18\x01 \x01(\r\x12\x13\n\x0bnum_running\x18\x02 \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x03 \x01(\x04\x12\x11\n\tnum_steps\x18\x04 \x01(\x04\x12\x31\n\x07workers\x18\x05 \x03(\x0b\x32 .treadle.scheduler.v1.WorkerLoad\x12\x1c\n\x14num_drafted_by_place\x18\x06 \x03(\x04\x12\x1d\n\x15num_accepted_by_place\x18\x07 \x03(\x04\"w\n\nWorkerLoad\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\x04\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\x1b\n\x13num_in_flight_plans\x18\x04 \x01(\r\x12\x13\n\x0bis_draining\x18\x05 \x01(\x08\"D\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"d\n\x0f\x45xplainResponse\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x04\x12\x38\n\ttimelines\x18\x02 \x03(\x0b\x32%.treadle.scheduler.v1.RequestTimeline2\x9e\x02\n\x10SchedulerService\x12Z\n\x07\x43onnect\x12$.treadle.scheduler.v1.ConnectRequest\x1a%.treadle.scheduler.v1.ConnectResponse(\x01\x30\x01\x12V\n\x07GetLoad\x12$.treadle.scheduler.v1.GetLoadRequest\x1a%.treadle.scheduler.v1.GetLoadResponse\x12V\n\x07\x45xplain\x12$.treadle.scheduler.v1.ExplainRequest\x1a%.treadle.scheduler.v1.ExplainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,27 +40,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GATEWAYHELLO']._serialized_start=370
   _globals['_GATEWAYHELLO']._serialized_end=424
   _globals['_SUBMISSION']._serialized_start=427
-  _globals['_SUBMISSION']._serialized_end=952
-  _globals['_CONNECTRESPONSE']._serialized_start=955
-  _globals['_CONNECTRESPONSE']._serialized_end=1202
-  _globals['_SCHEDULERHELLO']._serialized_start=1204
-  _globals['_SCHEDULERHELLO']._serialized_end=1245
-  _globals['_REQUESTEVENT']._serialized_start=1248
-  _globals['_REQUESTEVENT']._serialized_end=1470
-  _globals['_FINISH']._serialized_start=1473
-  _globals['_FINISH']._serialized_end=1617
-  _globals['_SERVEDMODEL']._serialized_start=1619
-  _globals['_SERVEDMODEL']._serialized_end=1721
-  _globals['_GETLOADREQUEST']._serialized_start=1723
-  _globals['_GETLOADREQUEST']._serialized_end=1739
-  _globals['_GETLOADRESPONSE']._serialized_start=1742
-  _globals['_GETLOADRESPONSE']._serialized_end=1957
-  _globals['_WORKERLOAD']._serialized_start=1959
-  _globals['_WORKERLOAD']._serialized_end=2078
-  _globals['_EXPLAINREQUEST']._serialized_start=2080
-  _globals['_EXPLAINREQUEST']._serialized_end=2148
-  _globals['_EXPLAINRESPONSE']._serialized_start=2150
-  _globals['_EXPLAINRESPONSE']._serialized_end=2250
-  _globals['_SCHEDULERSERVICE']._serialized_start=2253
-  _globals['_SCHEDULERSERVICE']._serialized_end=2539
+  _globals['_SUBMISSION']._serialized_end=983
+  _globals['_CONNECTRESPONSE']._serialized_start=986
+  _globals['_CONNECTRESPONSE']._serialized_end=1233
+  _globals['_SCHEDULERHELLO']._serialized_start=1235
+  _globals['_SCHEDULERHELLO']._serialized_end=1276
+  _globals['_REQUESTEVENT']._serialized_start=1279
+  _globals['_REQUESTEVENT']._serialized_end=1501
+  _globals['_FINISH']._serialized_start=1504
+  _globals['_FINISH']._serialized_end=1648
+  _globals['_SERVEDMODEL']._serialized_start=1650
+  _globals['_SERVEDMODEL']._serialized_end=1752
+  _globals['_GETLOADREQUEST']._serialized_start=1754
+  _globals['_GETLOADREQUEST']._serialized_end=1770
+  _globals['_GETLOADRESPONSE']._serialized_start=1773
+  _globals['_GETLOADRESPONSE']._serialized_end=1988
+  _globals['_WORKERLOAD']._serialized_start=1990
+  _globals['_WORKERLOAD']._serialized_end=2109
+  _globals['_EXPLAINREQUEST']._serialized_start=2111
+  _globals['_EXPLAINREQUEST']._serialized_end=2179
+  _globals['_EXPLAINRESPONSE']._serialized_start=2181
+  _globals['_EXPLAINRESPONSE']._serialized_end=2281
+  _globals['_SCHEDULERSERVICE']._serialized_start=2284
+  _globals['_SCHEDULERSERVICE']._serialized_end=2570
 # @@protoc_insertion_point(module_scope)

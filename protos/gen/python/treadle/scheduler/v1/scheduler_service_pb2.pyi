@@ -29,7 +29,7 @@ class GatewayHello(_message.Message):
     def __init__(self, gateway: _Optional[str] = ..., gateway_epoch: _Optional[int] = ...) -> None: ...
 
 class Submission(_message.Message):
-    __slots__ = ("request_id", "tenant", "idempotency_key", "deadline_unix_ms", "priority", "cache_scope", "model", "weight_version", "prompt_token_ids", "output_token_ids", "resume_from_seq", "sampling", "max_tokens", "min_tokens", "eos_token_ids", "stop_token_ids", "sample_index", "is_resumable", "leader_request_id")
+    __slots__ = ("request_id", "tenant", "idempotency_key", "deadline_unix_ms", "priority", "cache_scope", "model", "weight_version", "prompt_token_ids", "output_token_ids", "resume_from_seq", "sampling", "max_tokens", "min_tokens", "eos_token_ids", "stop_token_ids", "sample_index", "is_resumable", "leader_request_id", "is_max_tokens_implied")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class Submission(_message.Message):
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     IS_RESUMABLE_FIELD_NUMBER: _ClassVar[int]
     LEADER_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_MAX_TOKENS_IMPLIED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     idempotency_key: str
@@ -68,7 +69,8 @@ class Submission(_message.Message):
     sample_index: int
     is_resumable: bool
     leader_request_id: str
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., priority: _Optional[_Union[_generation_pb2.PriorityClass, str]] = ..., cache_scope: _Optional[str] = ..., model: _Optional[str] = ..., weight_version: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., resume_from_seq: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., sample_index: _Optional[int] = ..., is_resumable: bool = ..., leader_request_id: _Optional[str] = ...) -> None: ...
+    is_max_tokens_implied: bool
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., deadline_unix_ms: _Optional[int] = ..., priority: _Optional[_Union[_generation_pb2.PriorityClass, str]] = ..., cache_scope: _Optional[str] = ..., model: _Optional[str] = ..., weight_version: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., resume_from_seq: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., sample_index: _Optional[int] = ..., is_resumable: bool = ..., leader_request_id: _Optional[str] = ..., is_max_tokens_implied: bool = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
     __slots__ = ("hello", "scheduler_epoch", "events", "served_models", "has_served_models")
