@@ -2,9 +2,17 @@
 """How far the number formats of the native engine move a model's answers from the float32 reference.
 
 Perplexity, mean divergence (KL, nats a token) and agreement of the likeliest token over a bundled text, then greedy
-answers to 20 prompts cut from it. The text (``data/openings.txt``) is the openings of Pride and Prejudice (Austen,
-1813), A Tale of Two Cities (Dickens, 1859), Moby-Dick (Melville, 1851) and Frankenstein (Shelley, 1818), all long in
-the public domain. The reference is the torch model in float32 on the same, decoded weights.
+answers to 20 prompts cut from it. The text is 8,174 tokens of English prose, all long in the public domain: in
+``data/openings.txt`` the openings of Pride and Prejudice (Austen, 1813), A Tale of Two Cities (Dickens, 1859),
+Moby-Dick (Melville, 1851) and Frankenstein (Shelley, 1818); in ``data/passages.txt`` passages of Alice's Adventures in
+Wonderland (Carroll, 1865), The Tell-Tale Heart (Poe, 1843), The Gift of the Magi (O. Henry, 1905), the Declaration of
+Independence (1776), A Scandal in Bohemia (Doyle, 1891), The Time Machine (Wells, 1895), Walden (Thoreau, 1854), the
+Adventures of Huckleberry Finn (Twain, 1884) and the Gettysburg Address (Lincoln, 1863). Quotation marks are plain. The
+reference is the torch model in float32 on the same, decoded weights.
+
+A difference of perplexity is told with its standard error: that of the mean difference of the two models' losses, token
+by token, over the square root of the tokens. Below two of them it may be chance. *Off grid* are equivalent weights that
+no longer lie on the grid of the stored format (``equivalent_weights.py``): what quantising trained weights costs.
 
 Usage: quality.py MODEL [--window 512]
 """
@@ -13,6 +21,7 @@ import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from scripts.equivalent_weights import decode_checkpoint
 from services.gateway.tokenizer.loading import load_tokenizer
 from services.worker.attention import AttentionMetadata
 from services.worker.config import WorkerConfig
@@ -33,14 +43,13 @@ from services.worker.native.packing import pack_tensors
 from services.worker.native.recipe import make_recipe
 from services.worker.native.runner import NativeRunner
 from services.worker.plan import BatchPlan, BlockId, Handle, NewRequest, SamplingParams, ScheduledRow, StepResult
-from services.worker.weights import Checkpoint, StoredTensor, open_checkpoint
-from services.worker.weights.ggml_types import GGML_TYPE_BY_ID
+from services.worker.weights import Checkpoint, open_checkpoint
 from services.worker.weights.tensors import stream_tensors
 from treadle_kernels.cpu import SAMPLING_DTYPE, CpuModel, KvCache, StepRows
 from treadle_kernels.paged_attention import PagedBatch
 from treadle_kernels.paged_attention.batch import PagedRow
 
-TEXT = Path(__file__).with_name("data") / "openings.txt"
+TEXTS = tuple(Path(__file__).with_name("data") / name for name in ("openings.txt", "passages.txt"))
 BLOCK_SIZE = 16
 NUM_PROMPTS, PROMPT_LEN, NUM_OUTPUTS = 20, 24, 32
 NUM_BLOCKS = 1 + NUM_PROMPTS * (-(-(PROMPT_LEN + NUM_OUTPUTS) // BLOCK_SIZE))
@@ -49,21 +58,33 @@ Floats = npt.NDArray[np.float32]
 Execute = Callable[[BatchPlan], StepResult]
 
 
+class Source(Enum):
+    """Weights: as stored, decoded to float32, or decoded and taken off the grid of their format."""
+
+    STORED = "stored"
+    DECODED = "decoded"
+    OFF_GRID = "off grid"
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to run the model: settings of the worker, and whether it starts from decoded weights."""
+    """A way to run the model: settings of the worker, and which weights it starts from."""
 
     name: str
     settings: dict[str, Any]
-    is_decoded: bool = False
+    source: Source = Source.STORED
 
 
 VARIANTS = (
     Variant("as stored", {}),
     Variant("as stored, KV float32", {"kv_dtype": "float32"}),
     Variant("as stored, KV int8", {"kv_dtype": "int8"}),
-    Variant("decoded, int8", {"quantization": "int8"}, is_decoded=True),
-    Variant("decoded, int4", {"quantization": "int4"}, is_decoded=True),
+    Variant("as stored, activations 8 bits", {"activation_bits": 8}),
+    Variant("decoded, int8", {"quantization": "int8"}, Source.DECODED),
+    Variant("decoded, int4", {"quantization": "int4"}, Source.DECODED),
+    Variant("off grid, bfloat16", {}, Source.OFF_GRID),
+    Variant("off grid, int8", {"quantization": "int8"}, Source.OFF_GRID),
+    Variant("off grid, int4", {"quantization": "int4"}, Source.OFF_GRID),
     Variant("float32", {"dtype": "float32"}),
 )
 
@@ -75,43 +96,22 @@ class Quality:
     Attributes:
         perplexity: Of the text.
         perplexity_ratio: To the reference's.
+        ratio_error: Standard error of that ratio.
         divergence: Mean KL divergence from the reference, nats a token.
         agreement: Share of positions with the same likeliest token.
     """
 
     perplexity: float
     perplexity_ratio: float
+    ratio_error: float
     divergence: float
     agreement: float
 
 
-@dataclass(frozen=True, slots=True)
-class DecodedCheckpoint:
-    """A checkpoint whose tensors are float32; see ``services.worker.weights.Checkpoint``."""
-
-    path: Path
-    name: str
-    config: ModelConfig
-    weight_version: str
-    stored_tensors: dict[str, StoredTensor]
-
-
-def decode_checkpoint(checkpoint: Checkpoint, directory: Path) -> DecodedCheckpoint:
-    """Write a checkpoint's tensors as plain float32 into one file."""
-    path, stored_tensors, offset = directory / "decoded.f32", {}, 0
-    with path.open("wb") as file:
-        for name, tensor in stream_tensors(checkpoint, torch.float32):
-            file.write(tensor.numpy().tobytes())
-            stored_tensors[name] = StoredTensor(path, offset, tuple(tensor.shape), GGML_TYPE_BY_ID[0])
-            offset += tensor.nbytes
-    return DecodedCheckpoint(
-        path, checkpoint.name, checkpoint.config, f"{checkpoint.weight_version}-f32", stored_tensors
-    )
-
-
 def windows(model: Path, length: int) -> list[list[int]]:
-    """Cut the text's tokens into runs of at most ``length``."""
-    tokens = load_tokenizer(model).encode(TEXT.read_text(encoding="utf-8"), add_special_tokens=False)
+    """Cut the texts' tokens into runs of at most ``length``."""
+    text = "\n\n".join(path.read_text(encoding="utf-8").strip() for path in TEXTS)
+    tokens = load_tokenizer(model).encode(text, add_special_tokens=False)
     return [list(tokens[start : start + length]) for start in range(0, len(tokens), length)]
 
 
@@ -187,10 +187,13 @@ def compare(texts: Sequence[Sequence[int]], reference: Sequence[Floats], model: 
         expected_losses.append(-expected[places, following])
         divergences.append((np.exp(expected) * (expected - found)).sum(axis=1, dtype=np.float64))
         agreements.append(expected.argmax(axis=1) == found.argmax(axis=1))
-    loss, expected_loss = (np.concatenate(parts).mean(dtype=np.float64) for parts in (losses, expected_losses))
+    loss, expected_loss = (np.concatenate(parts).astype(np.float64) for parts in (losses, expected_losses))
+    differences = loss - expected_loss
+    ratio = float(np.exp(differences.mean()))
     return Quality(
-        perplexity=float(np.exp(loss)),
-        perplexity_ratio=float(np.exp(loss - expected_loss)),
+        perplexity=float(np.exp(loss.mean())),
+        perplexity_ratio=ratio,
+        ratio_error=ratio * float(differences.std(ddof=1)) / len(differences) ** 0.5,
         divergence=float(np.concatenate(divergences).mean()),
         agreement=float(np.concatenate(agreements).mean()),
     )
@@ -234,6 +237,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("model", type=Path, help="a GGUF file or a Hugging Face directory")
     parser.add_argument("--window", type=int, default=512, help="tokens that a text has; default 512")
+    names = [variant.name for variant in VARIANTS]
+    parser.add_argument(
+        "--variants", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}; default all"
+    )
     arguments = parser.parse_args()
     checkpoint, texts = open_checkpoint(arguments.model), windows(arguments.model, arguments.window)
     reference_model = ReferenceModel(checkpoint)
@@ -245,14 +252,20 @@ def main() -> None:
     print("| variant | perplexity | to reference | KL, nats a token | same likeliest | same 32 tokens | mean common |")
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as directory:
-        decoded = decode_checkpoint(checkpoint, Path(directory))
+        source_by_kind: dict[Source, Checkpoint] = {
+            Source.STORED: checkpoint,
+            Source.DECODED: decode_checkpoint(checkpoint, Path(directory)),
+            Source.OFF_GRID: decode_checkpoint(checkpoint, Path(directory), is_off_grid=True),
+        }
         for variant in VARIANTS:
-            source = decoded if variant.is_decoded else checkpoint
-            model = NativeModel(source, variant.settings, max_num_tokens=arguments.window)
+            if arguments.variants and variant.name not in arguments.variants:
+                continue
+            model = NativeModel(source_by_kind[variant.source], variant.settings, max_num_tokens=arguments.window)
             q = compare(texts, reference, model)
             common = common_lengths(greedy_answers(model.runner().execute, prompts), expected)
             print(
-                f"| {variant.name} | {q.perplexity:.3f} | {100 * (q.perplexity_ratio - 1):+.2f} % | {q.divergence:.5f} "
+                f"| {variant.name} | {q.perplexity:.3f} "
+                f"| {100 * (q.perplexity_ratio - 1):+.2f} % ± {100 * q.ratio_error:.2f} % | {q.divergence:.5f} "
                 f"| {100 * q.agreement:.1f} % | {common.count(NUM_OUTPUTS)} of {len(common)} | {np.mean(common):.1f} |",
                 flush=True,
             )

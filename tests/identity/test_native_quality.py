@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 def test_perplexity_of_the_stored_format_is_the_references_within_a_tenth_of_a_percent(model_path):
     torch.set_num_threads(1)
-    checkpoint, texts = open_checkpoint(model_path), windows(model_path, 512)
+    checkpoint, texts = open_checkpoint(model_path), windows(model_path, 512)[:3]
     reference_model = ReferenceModel(checkpoint)
     reference = [reference_model.log_probabilities(text) for text in texts]
     found = compare(texts, reference, NativeModel(checkpoint, {"num_threads": 1}, max_num_tokens=512))
