@@ -117,6 +117,18 @@ async def test_resumed_scheduler_hits_what_the_one_before_it_computed(tmp_path: 
     assert from_rpc_error(caught.value, ErrorReason.KV_CACHE_UNAVAILABLE).reason is ErrorReason.STALE_EPOCH
 
 
+async def test_resumed_scheduler_does_not_find_what_was_in_flight_when_the_one_before_it_died(tmp_path: Path) -> None:
+    prompt = [1, 2, 3, 4, 5, 6, 7]
+    async with serving(tmp_path) as client:
+        async with client.session(scheduler_epoch=1) as old:
+            await old.open_pool()
+            await old.send(admits=[admit(1, prompt)])
+            await old.send(commits=[pb2.Commit(handle=1, num_computed_tokens=3)])
+        async with client.session(scheduler_epoch=2) as new:
+            await new.open_pool()
+            assert await new.run_to_end(2, prompt) == 2
+
+
 async def test_scheduler_that_is_older_than_the_last_one_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as client:
         async with client.session(scheduler_epoch=2):
