@@ -90,6 +90,8 @@ class AdmissionTurns:
         back from those that have more than theirs. Classes come first all the same: nobody
         of a lower class goes before one that is held back for that.
         """
+        if not len(self._book.queue):
+            return  # as at nearly every step; reclaimers wait too
         lanes = self._lane_by_worker.values()
         yield from self._choose_reclaimers()
         passed_over = _PassedOver()
