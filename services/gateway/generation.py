@@ -15,6 +15,7 @@ from services.common.clock import Clock
 from services.common.errors import EngineError, ErrorReason
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.output_fold import OutputFold, OutputRule, stop_reason
+from services.gateway.patience import Patience
 from services.gateway.ports import Finish, FinishReason, SchedulerPort, SchedulerRequest, TokenEvent
 from services.gateway.tokenizer import Tokenizer
 from services.gateway.validated_request import Surface
@@ -138,6 +139,7 @@ class TextGeneration:
         self._fold = OutputFold(backing.tokenizer, prepared.rule)
         self._generation = backing.scheduler.open_generation(prepared.request)
         self._stack = AsyncExitStack()
+        self._patience = Patience()
         self._start_s = self._last_s = backing.clock.monotonic_s()
         self._expiry_s = 0.0
         self._num_tokens = 0
@@ -171,6 +173,7 @@ class TextGeneration:
         seconds = self._clock.monotonic_s() - self._start_s
         reason = error.reason.value.lower() if isinstance(error, EngineError) else FinishReason.CANCELLED.value
         self._metrics.ended(self.prepared.surface, outcome=self._outcome or reason, seconds=seconds)
+        self._patience.close()
         await self._stack.aclose()
 
     def __aiter__(self) -> Self:
@@ -194,7 +197,7 @@ class TextGeneration:
 
     async def _next_event(self) -> TokenEvent:
         try:
-            async with asyncio.timeout_at(self._expiry_s):
+            with self._patience.until(self._expiry_s):
                 event = await anext(self._generation)
         except TimeoutError:
             message = "The answer did not complete within the request's time limit; allow more time or fewer tokens."

@@ -166,6 +166,8 @@ class StreamedAnswer(Response):
             await stream.close(data_event(error_body(error)))
         except ClientGoneError:
             return
+        finally:
+            stream.release()
 
     async def _stream_all(self, stream: SseStream) -> None:
         answer = self._answer

@@ -11,6 +11,7 @@ from starlette.types import Send
 
 from services.common.errors import EngineError, ErrorReason
 from services.gateway.http_exchange import ClientGoneError, HttpSettings
+from services.gateway.patience import Patience
 
 DONE = b"data: [DONE]\n\n"
 
@@ -34,6 +35,7 @@ class SseStream:
         self._send = send
         self._settings = settings
         self._lock = asyncio.Lock()
+        self._patience = Patience()
         self._last_write_s = asyncio.get_running_loop().time()
         self.is_started = False
 
@@ -50,6 +52,10 @@ class SseStream:
         """Send the last events and end the response; raises as :meth:`write`."""
         await self._write(events, is_last=True)
 
+    def release(self) -> None:
+        """Let go of what the stream holds on the loop; nothing is written any more."""
+        self._patience.close()
+
     async def keep_alive(self) -> None:
         """Write a comment whenever the stream was silent for too long, until cancelled; raises as :meth:`write`."""
         while True:
@@ -63,7 +69,7 @@ class SseStream:
     async def _write(self, events: bytes, *, is_last: bool) -> None:
         async with self._lock:
             try:
-                async with asyncio.timeout(self._settings.write_timeout_s):
+                with self._patience.within(self._settings.write_timeout_s):
                     if not self.is_started:
                         self.is_started = True
                         await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
