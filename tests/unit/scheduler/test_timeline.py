@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from services.common.errors import ErrorReason
+from services.gateway.timeline_wire import from_explain_response
 from services.scheduler.core import FinishReason, PriorityClass, StepResult
 from services.scheduler.core.timeline import MAX_EVENTS, Timeline
 from services.scheduler.core.timeline_events import (
@@ -23,6 +24,7 @@ from services.scheduler.core.timeline_events import (
     Stalled,
     TimelineEvent,
 )
+from services.scheduler.timeline_wire import to_explain_response
 from tests.unit.scheduler.harness import NOW_MS, WORKER, Harness, submission
 
 NORMAL, VIP, BATCH = PriorityClass.NORMAL, PriorityClass.VIP, PriorityClass.BATCH
@@ -291,3 +293,12 @@ def test_runs_name_exactly_the_steps_whose_results_counted(seed: int) -> None:
         observer.act()
     for index in range(8):
         observer.check(f"r{index}")
+
+
+def test_every_cause_crosses_the_wire_by_its_own_name() -> None:
+    blocked = [Blocked(NOW_MS, NOW_MS, cause, 1) for cause in BlockedCause]
+    preempted = [Preempted(NOW_MS, cause, None, 0) for cause in PreemptionCause]
+    timeline = RequestTimeline("r", "t", "m", NORMAL, "running", 1, 0, (*blocked, *preempted))
+    (told,) = from_explain_response(to_explain_response([timeline], scheduler_epoch=1))
+    causes = [event.cause.value for event in (*blocked, *preempted)]
+    assert [event.cause for event in told.events] == causes  # type: ignore[union-attr]
