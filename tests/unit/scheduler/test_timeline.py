@@ -300,5 +300,5 @@ def test_every_cause_crosses_the_wire_by_its_own_name() -> None:
     preempted = [Preempted(NOW_MS, cause, None, 0) for cause in PreemptionCause]
     timeline = RequestTimeline("r", "t", "m", NORMAL, "running", 1, 0, (*blocked, *preempted))
     (told,) = from_explain_response(to_explain_response([timeline], scheduler_epoch=1))
-    causes = [event.cause.value for event in (*blocked, *preempted)]
+    causes = [event.cause.value for event in blocked] + [event.cause.value for event in preempted]
     assert [event.cause for event in told.events] == causes  # type: ignore[union-attr]
