@@ -32,7 +32,7 @@ from services.scheduler.core.kv_broker import KVBroker
 from services.scheduler.core.kv_messages import KVMessage, KVReply
 from services.scheduler.core.lane import Lane, PlanInFlight, WorkerInfo
 from services.scheduler.core.limits import SchedulerLimits, SchedulerLoad, WorkerLoad
-from services.scheduler.core.placement import check_can_be_served, find_misfit_everywhere, quota_error
+from services.scheduler.core.placement import check_can_be_served, find_misfit_everywhere, max_places, quota_error
 from services.scheduler.core.policies import DEFAULT_POLICY, PolicySettings, make_policy
 from services.scheduler.core.prefix_map import PIECE_TOKENS, PrefixMap
 from services.scheduler.core.request import Request, RequestStatus
@@ -79,7 +79,7 @@ class Scheduler:
         if self._limits.batch_wait_ms and self._is_filling(lane):
             return None
         budget = budget_within_target(self._limits, lane.step_time)
-        draft = plan_rows(lane.running.values(), self._limits, budget, self._is_contended)
+        draft = plan_rows(lane.running.values(), self._limits, budget, self._is_held_back)
         if lane.info.max_draft_tokens:
             grant_drafts(draft, budget, lane.info.max_draft_tokens)
         if not draft.rows and not lane.has_errands:
@@ -359,8 +359,12 @@ class Scheduler:
             self._kv.note_computed(request)
         self._append_output(request, token_id)
 
-    def _is_contended(self) -> bool:
-        return self._policy.has_tenants and not self._book.ledger.is_alone(self._book.now_ms)
+    def _is_held_back(self, request: Request) -> bool:
+        ledger = self._book.ledger
+        if not self._policy.has_tenants or ledger.is_alone(self._book.now_ms):
+            return False
+        num_places = sum(max_places(lane, self._limits) for lane in self._lane_by_worker.values())
+        return ledger.has_its_places(request.account, num_places)
 
     def _append_output(self, request: Request, token_id: int) -> None:
         request.token_ids.append(token_id)

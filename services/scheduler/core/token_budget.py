@@ -63,7 +63,7 @@ class StepDraft:
             self.low_on_slots.append(request)
 
 
-def _never() -> bool:
+def _is_not_held_back(request: Request) -> bool:  # noqa: ARG001
     return False
 
 
@@ -71,7 +71,7 @@ def plan_rows(
     running: Iterable[Request],
     limits: SchedulerLimits,
     budget: int,
-    is_contended: Callable[[], bool] = _never,
+    is_held_back: Callable[[Request], bool] = _is_not_held_back,
 ) -> StepDraft:
     """Plan one step over ``running``, given in order of admission.
 
@@ -81,9 +81,9 @@ def plan_rows(
         running: The requests of the lane.
         limits: Bounds of the step.
         budget: Tokens to spend, at most ``max_num_batched_tokens``; decodes and a smallest chunk may exceed it.
-        is_contended: Tells whether tenants share the machine; asked only where there are catch-ups. Then no tenant's
-            prompts take more than half of what is left for prompts, so that neither this step nor the next, which one
-            that is served little may have to wait for, is full of another's.
+        is_held_back: Tells whether a request's tenant has its share already, while others contend; asked only of
+            requests that catch up. The prompts of such a tenant take half of what is left for prompts at most, so that
+            one that is served little does not have to wait for steps that are full of another's.
     """
     draft = StepDraft()
     requests, rows = draft.requests, draft.rows
@@ -106,7 +106,7 @@ def plan_rows(
 
     max_chunk = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
     num_left = min(max(budget - len(rows), MIN_CHUNK), limits.max_num_batched_tokens - len(rows))
-    max_of_tenant = max(MIN_CHUNK, -(-num_left // 2)) if catch_ups and is_contended() else num_left
+    half = max(MIN_CHUNK, -(-num_left // 2))
     num_by_tenant: dict[str, int] = {}
     for request in catch_ups:
         if num_left == 0:
@@ -114,8 +114,9 @@ def plan_rows(
         tenant = request.submission.tenant
         num_of_tenant = num_by_tenant.get(tenant, 0)
         num_wanted = request.num_expected_tokens - request.num_planned_tokens
+        max_of_tenant = half if is_held_back(request) else limits.max_num_batched_tokens
         num_tokens = min(num_wanted, num_left, max_chunk, max_of_tenant - num_of_tenant)
-        if num_tokens:
+        if num_tokens > 0:
             draft.add(request, num_tokens)
             num_left -= num_tokens
             num_by_tenant[tenant] = num_of_tenant + num_tokens

@@ -115,7 +115,7 @@ def test_no_more_requests_run_than_decode_in_time() -> None:
     assert 15 <= harness.scheduler.load().num_running <= 21
 
 
-def test_prompts_of_one_tenant_take_half_of_a_step_while_several_contend() -> None:
+def test_prompts_of_a_tenant_that_has_its_places_take_half_of_a_step_while_another_contends() -> None:
     wide, roomy = replace(LIMITS, max_num_batched_tokens=64), replace(WORKER_INFO, num_blocks=40, max_model_len=99)
     harness = Harness(wide, roomy)
     harness.add("alone", tuple(range(60)), 1, tenant="heavy")
@@ -125,4 +125,9 @@ def test_prompts_of_one_tenant_take_half_of_a_step_while_several_contend() -> No
     harness.add("long", tuple(range(60)), 1, tenant="heavy")
     harness.add("short", (1, 2, 3), 1, tenant="light")
     harness.talk()
-    assert [row.num_scheduled_tokens for row in harness.plan().rows] == [32, 3]
+    assert [row.num_scheduled_tokens for row in harness.step().rows] == [60, 3]
+    harness.add("other", (4, 5, 6, 7), 1, tenant="light")
+    for index in range(2):
+        harness.add(f"long-{index}", tuple(range(200 + index, 260 + index)), 1, tenant="heavy")
+    harness.talk()
+    assert [row.num_scheduled_tokens for row in harness.plan().rows] == [4, 32]
