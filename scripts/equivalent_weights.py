@@ -1,9 +1,9 @@
 """The weights of a checkpoint decoded, and other weights of the same model that lie on no grid.
 
 Weights that were stored with four bits lie on a grid that a quantiser of four bits finds again, so quantising them
-shows nothing; those that a training run leaves do not. Two changes leave what a Llama model computes as it is, up to
-rounding, and take its matrices off the grid: the weights of a norm are folded into the columns of the matrices that
-read it, and channels between two matrices change places, which deals them out to other groups.
+shows nothing; those that a training run leaves do not. Changing the places of channels, those of the residual stream,
+of the MLP and of the heads' values, leaves what a Llama model computes as it is, up to rounding, and deals the columns
+of every matrix out to other groups, whose numbers come from many grids.
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,9 @@ from services.worker.weights.tensors import stream_tensors
 
 Tensors = dict[str, torch.Tensor]
 
-_READERS_BY_NORM = {
-    "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
-}
+_READERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+_WRITERS = ("self_attn.o_proj", "mlp.down_proj")
+_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def decode_checkpoint(checkpoint: Checkpoint, directory: Path, *, is_off_grid: b
 
 
 def off_grid(tensors: Mapping[str, torch.Tensor], config: ModelConfig, seed: int = 0) -> Tensors:
-    """Return equivalent weights, float32, none on its old grid within the layers.
+    """Return equivalent weights, float32, no matrix of a layer on its old grid.
 
     Args:
         tensors: All of a Llama model without biases, float32; left as they are.
@@ -67,21 +66,25 @@ def off_grid(tensors: Mapping[str, torch.Tensor], config: ModelConfig, seed: int
         raise ValueError("only Llama models without biases are rewritten")
     generator = torch.Generator().manual_seed(seed)
     changed = dict(tensors)
+    _move_hidden_channels(changed, config.num_layers, torch.randperm(config.hidden_size, generator=generator))
     for layer in range(config.num_layers):
         prefix = f"layers.{layer}."
-        _fold_norms(changed, prefix)
         _move_mlp_channels(changed, prefix, torch.randperm(config.intermediate_size, generator=generator))
         _move_head_channels(changed, prefix, torch.randperm(config.head_dim, generator=generator))
     return changed
 
 
-def _fold_norms(tensors: Tensors, prefix: str) -> None:
-    for norm, readers in _READERS_BY_NORM.items():
-        scale = tensors[f"{prefix}{norm}.weight"]
-        for reader in readers:
-            name = f"{prefix}{reader}.weight"
-            tensors[name] = tensors[name] * scale
-        tensors[f"{prefix}{norm}.weight"] = torch.ones_like(scale)
+def _move_hidden_channels(tensors: Tensors, num_layers: int, places: torch.Tensor) -> None:
+    """Move the channels of the residual stream in everything that reads or writes it."""
+    prefixes = [f"layers.{layer}." for layer in range(num_layers)]
+    readers = [f"{prefix}{reader}.weight" for prefix in prefixes for reader in _READERS]
+    writers = [f"{prefix}{writer}.weight" for prefix in prefixes for writer in _WRITERS]
+    norms = [f"{prefix}{norm}.weight" for prefix in prefixes for norm in _NORMS]
+    heads = [name for name in ("embed_tokens.weight", "lm_head.weight") if name in tensors]
+    for name in readers + heads:
+        tensors[name] = tensors[name][:, places].contiguous()
+    for name in [*writers, *norms, "norm.weight"]:
+        tensors[name] = tensors[name][places].contiguous()
 
 
 def _move_mlp_channels(tensors: Tensors, prefix: str, places: torch.Tensor) -> None:
