@@ -33,33 +33,35 @@ class Sizes:
 
 
 class CoreMesh:
-    """One worker.
+    """One worker, or several.
 
     Args:
-        runner: Executes plans; reset first.
-        sizes: Of the pool.
+        runner: Executes the plans of the first worker; reset first.
+        sizes: Of each pool.
+        others: Runners of other workers, likewise.
     """
 
-    def __init__(self, runner: StepRunner, sizes: Sizes) -> None:
-        runner.reset()
-        self._runner = runner
+    def __init__(self, runner: StepRunner, sizes: Sizes, *others: StepRunner) -> None:
+        self._runner_by_worker = {f"worker-{index}": each for index, each in enumerate((runner, *others))}
         self._manager = KVCacheManager(epoch=1)
         limits = scheduler.SchedulerLimits(
             max_num_batched_tokens=sizes.max_num_batched_tokens, max_num_requests=16, run_ahead_depth=2
         )
         self._scheduler = scheduler.Scheduler(limits, epoch=1)
-        info = scheduler.WorkerInfo(
-            name=WORKER,
-            epoch=1,
-            num_blocks=sizes.num_blocks,
-            block_size=sizes.block_size,
-            max_model_len=sizes.max_model_len,
-            model="m",
-            weight_version="v",
-            num_host_blocks=sizes.num_host_blocks,
-            max_draft_tokens=sizes.max_draft_tokens,
-        )
-        self._scheduler.open_worker(info)
+        for name, each in self._runner_by_worker.items():
+            each.reset()
+            info = scheduler.WorkerInfo(
+                name=name,
+                epoch=1,
+                num_blocks=sizes.num_blocks,
+                block_size=sizes.block_size,
+                max_model_len=sizes.max_model_len,
+                model="m",
+                weight_version="v",
+                num_host_blocks=sizes.num_host_blocks,
+                max_draft_tokens=sizes.max_draft_tokens,
+            )
+            self._scheduler.open_worker(info)
         self._outputs: dict[str, list[int]] = {}
 
     @property
@@ -81,9 +83,20 @@ class CoreMesh:
         return self._manager.usage(WORKER)
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_outputs: int, sampling: Sequence[scheduler.SamplingParams] = ()
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_outputs: int,
+        sampling: Sequence[scheduler.SamplingParams] = (),
+        lose_after_steps: int | None = None,
     ) -> list[list[int]]:
-        """Run prompts together to their end; return each one's output tokens."""
+        """Run prompts together to their end; return each one's output tokens.
+
+        Args:
+            prompts: As token ids.
+            num_outputs: Tokens of each output.
+            sampling: One for each prompt; empty: greedy.
+            lose_after_steps: After so many steps of all workers the first is lost, with the plans in flight to it.
+        """
         self._outputs = {f"request-{index}": [] for index in range(len(prompts))}
         for index, prompt in enumerate(prompts):
             params = sampling[index] if sampling else GREEDY
@@ -93,29 +106,41 @@ class CoreMesh:
                 ),
                 now_ms=0,
             )
-        self._run_to_rest()
+        self._run_to_rest(lose_after_steps)
         return list(self._outputs.values())
 
-    def _run_to_rest(self) -> None:
-        in_flight: deque[scheduler.BatchPlan] = deque()
+    def _run_to_rest(self, lose_after_steps: int | None) -> None:
+        in_flight: dict[str, deque[scheduler.BatchPlan]] = {name: deque() for name in self._runner_by_worker}
+        num_executed = 0
         while True:
-            has_talked = self._talk()
-            plan = self._scheduler.schedule(WORKER)
-            if plan is not None:
-                in_flight.append(plan)
-            elif in_flight:
-                result = self._runner.execute(to_worker(in_flight.popleft()))
-                sampled = tuple((token.handle, token.token_id) for token in result.sampled)
-                failed = tuple(error.handle for error in result.row_errors)
-                drafts = tuple((draft.handle, draft.num_tokens) for draft in result.drafts)
-                self._scheduler.apply(WORKER, scheduler.StepResult(result.plan_id, sampled, failed, 0, drafts))
-                for event in self._scheduler.take_events():
-                    assert event.finish is None or event.finish.reason is scheduler.FinishReason.LENGTH, event
-                    self._outputs[event.request_id] += event.token_ids
-            elif not has_talked:
+            is_busy = self._talk()
+            for name in list(in_flight):
+                plan = self._scheduler.schedule(name)
+                if plan is not None:
+                    in_flight[name].append(plan)
+                elif in_flight[name]:
+                    self._execute(name, in_flight[name].popleft())
+                    num_executed += 1
+                else:
+                    continue
+                is_busy = True
+            if lose_after_steps is not None and num_executed >= lose_after_steps and WORKER in in_flight:
+                self._scheduler.close_worker(WORKER)
+                del in_flight[WORKER]
+            if not is_busy:
                 break
         self._scheduler.check_invariants()
         self._manager.check_invariants()
+
+    def _execute(self, name: str, plan: scheduler.BatchPlan) -> None:
+        result = self._runner_by_worker[name].execute(to_worker(plan))
+        sampled = tuple((token.handle, token.token_id) for token in result.sampled)
+        failed = tuple(error.handle for error in result.row_errors)
+        drafts = tuple((draft.handle, draft.num_tokens) for draft in result.drafts)
+        self._scheduler.apply(name, scheduler.StepResult(result.plan_id, sampled, failed, 0, drafts))
+        for event in self._scheduler.take_events():
+            assert event.finish is None or event.finish.reason is scheduler.FinishReason.LENGTH, event
+            self._outputs[event.request_id] += event.token_ids
 
     def _talk(self) -> bool:
         message = self._scheduler.take_kv_message()

@@ -62,3 +62,26 @@ def test_tokens_are_the_same_alone_after_recompute_and_after_swap(loaded, sampli
 def test_restoring_a_block_was_measured_to_be_faster_than_computing_it_again(loaded):
     assert loaded.host_costs is not None
     assert 0 < loaded.host_costs.block_restore_us < 16 * loaded.host_costs.token_prefill_us
+
+
+def test_tokens_are_the_same_after_swap_in_the_torch_backend(model_path):
+    config = WorkerConfig(
+        listen="unix:/unused",
+        model=str(model_path),
+        backend="torch",
+        dtype="float32",
+        num_threads=1,
+        kv_cache_gib=0.03,
+        swap_space_gib=0.03,
+        max_num_batched_tokens=64,
+        poison_new_blocks=True,
+    )
+    torch_loaded = load_model(config, SystemClock())
+    # Beside each other and undisturbed, not each alone as above, since a step takes several times as long.
+    roomy = CoreMesh(torch_loaded.runner, Sizes(num_blocks=torch_loaded.num_blocks))
+    undisturbed = roomy.generate(PROMPTS, NUM_OUTPUTS)
+    assert roomy.num_preemptions == 0
+    swap = CoreMesh(torch_loaded.runner, Sizes(num_blocks=NUM_BLOCKS, num_host_blocks=torch_loaded.num_host_blocks))
+    assert swap.generate(PROMPTS, NUM_OUTPUTS) == undisturbed
+    assert swap.num_preemptions > 0
+    assert swap.usage.num_restored > 0
