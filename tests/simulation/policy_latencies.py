@@ -10,11 +10,13 @@ import argparse
 import csv
 import random
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import get_args
 
+from scripts.bench.line_chart import Line, draw_line_chart
 from services.scheduler.core import (
     PolicyName,
     PolicySettings,
@@ -31,6 +33,8 @@ LIMITS = SchedulerLimits(
 )
 MAX_PROMPT_TOKENS = 8000
 DEADLINE_MS = 10_000
+WAITS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30)
+COLORS = ("#777777", "#c0392b", "#2471a3", "#b9770e", "#1e8449")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +122,19 @@ def row_of(policy: PolicyName, load: float, outcomes: list[Outcome], num_preempt
     return f"| {load:g} | {policy} | " + " | ".join(figures) + " |"
 
 
+def draw_waits(outcomes_by_policy: Mapping[PolicyName, Sequence[Outcome]], load: float) -> str:
+    """Draw, for each policy, which share of all requests had its first token within so many seconds. Pure."""
+    lines = []
+    for (policy, outcomes), color in zip(outcomes_by_policy.items(), COLORS, strict=True):
+        ttfts = [outcome.ttft_ms for outcome in outcomes if outcome.ttft_ms is not None]
+        shares = [sum(ttft <= wait_s * 1000 for ttft in ttfts) / len(outcomes) for wait_s in WAITS_S]
+        lines.append(Line(policy, color, shares))
+    title = f"Requests with a first token within so many seconds, at load {load:g}"
+    return draw_line_chart(title, [f"{wait_s:g} s" for wait_s in WAITS_S], lines)
+
+
 def main() -> int:
-    """Print the table."""
+    """Print the table, and draw a picture if asked to."""
     parser = argparse.ArgumentParser(prog="scripts/bench/policies.py", description=__doc__)
     parser.add_argument("--trace", type=Path, help="CSV of arrivals; without it they are drawn")
     parser.add_argument("--requests", type=int, default=1500)
@@ -127,6 +142,7 @@ def main() -> int:
         "--loads", type=float, nargs="+", default=[0.5, 1.0, 2.0], help="times what the machine carries"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--svg", type=Path, help="draw the waits at the first of the loads here")
     arguments = parser.parse_args()
     drawn = draw_trace(arguments.requests, arguments.seed)
     arrivals = read_trace(arguments.trace, arguments.requests) if arguments.trace else drawn
@@ -137,10 +153,13 @@ def main() -> int:
     print("|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for load in arguments.loads:
         submissions = to_submissions(arrivals, load, arguments.seed)
+        outcomes_by_policy: dict[PolicyName, Sequence[Outcome]] = {}
         for policy in get_args(PolicyName):
             mesh = TimedMesh(MACHINE, LIMITS, PolicySettings(policy))
-            outcomes = mesh.run(submissions)
+            outcomes = outcomes_by_policy[policy] = mesh.run(submissions)
             print(row_of(policy, load, outcomes, mesh.scheduler.load().num_preemptions), flush=True)
+        if arguments.svg and load == arguments.loads[0]:
+            arguments.svg.write_text(draw_waits(outcomes_by_policy, load), encoding="utf-8")
     return 0
 
 

@@ -14,11 +14,15 @@ def test_cost_of_a_step_has_its_four_parts() -> None:
 
 
 @pytest.mark.slow
-def test_policies_are_compared_row_by_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["policies.py", "--requests", "12", "--loads", "1"])
+def test_policies_are_compared_row_by_row_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    svg = tmp_path / "policies.svg"
+    monkeypatch.setattr("sys.argv", ["policies.py", "--requests", "12", "--loads", "1", "--svg", str(svg)])
     assert policy_latencies.main() == 0
     rows = capsys.readouterr().out.splitlines()[-5:]
     assert [row.split("|")[2].strip() for row in rows] == ["fcfs", "priority", "fair", "deadline", "composed"]
+    assert svg.read_text().count("<polyline") == 5
 
 
 def test_trace_is_read_with_its_gaps_and_lengths(tmp_path: Path) -> None:
