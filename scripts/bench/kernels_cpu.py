@@ -20,6 +20,7 @@ import numpy.typing as npt
 from treadle_kernels import cpu
 from treadle_kernels.cpu import (
     SAMPLING_DTYPE,
+    ActivationFormat,
     CpuModel,
     KvCache,
     KvDtype,
@@ -49,6 +50,8 @@ class Setup:
     pool: ThreadPool
     cache: KvCache
     repeats: int
+    activations: ActivationFormat
+    terms: int
 
     @property
     def layers(self) -> Sequence[PackedLinear]:
@@ -67,6 +70,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--format", choices=[f.name for f in WeightFormat], default="Q4_1", help="of the layers")
     parser.add_argument("--head-format", choices=[f.name for f in WeightFormat], default="Q8_0")
+    parser.add_argument(
+        "--activations", choices=[f.name for f in ActivationFormat], help="default: what is fastest here"
+    )
+    parser.add_argument("--terms", type=int, choices=(1, 2), default=2, help="of an activation")
     parser.add_argument("--kv", choices=[d.name for d in KvDtype], default="BF16")
     options = parser.parse_args()
     cpu.select_isa(options.isa)
@@ -74,7 +81,8 @@ def main() -> None:
     memory_gb_s = measure_memory(setup)
     fork_join_us = 1e6 * best(setup, lambda: setup.pool.measure_fork_join_s(200), is_seconds=True)
     print(
-        f"{options.isa}, {options.threads} threads, layers {options.format}, head {options.head_format}, "
+        f"{options.isa}, {options.threads} threads, activations {setup.activations.name} x {setup.terms}, "
+        f"layers {options.format}, head {options.head_format}, "
         f"KV {options.kv}: "
         f"memory {memory_gb_s:.1f} GB/s, fork and join {fork_join_us:.2f} µs"
     )
@@ -111,9 +119,12 @@ def build(options: argparse.Namespace) -> Setup:
     weights = ModelWeights(
         head, layers, norm, head, np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     )
-    shape = ModelShape(HIDDEN, WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, 1e-5, None, MAX_TOKENS, 128)
+    activations = ActivationFormat[options.activations] if options.activations else cpu.fastest_activations()
+    shape = ModelShape(
+        HIDDEN, WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, 1e-5, None, MAX_TOKENS, 128, activations, options.terms
+    )
     cache = KvCache(KvShape(NUM_LAYERS, KV_HEADS, HEAD_DIM, KvDtype[options.kv], BLOCK_SIZE), 128 * 17 + 80)
-    return Setup(CpuModel(shape, weights, pool), weights, pool, cache, options.repeats)
+    return Setup(CpuModel(shape, weights, pool), weights, pool, cache, options.repeats, activations, options.terms)
 
 
 def random_raw(rng: np.random.Generator, weight_format: WeightFormat, n: int, k: int) -> npt.NDArray[np.uint8]:
@@ -170,10 +181,12 @@ def time_linear(setup: Setup, m: int) -> float:
     head_x = np.ascontiguousarray(x[HIDDEN][: head_rows(m)])
     logits = np.empty((len(head_x), VOCABULARY), dtype=np.float32)
 
+    terms = setup.terms if setup.activations == ActivationFormat.BF16 else 1
+
     def run() -> None:
         for layer in setup.layers:
-            cpu.linear(setup.pool, layer, x[layer.k], out[layer.n])
-        cpu.linear(setup.pool, setup.weights.head, head_x, logits)
+            cpu.linear(setup.pool, layer, x[layer.k], out[layer.n], activations=setup.activations, num_terms=terms)
+        cpu.linear(setup.pool, setup.weights.head, head_x, logits, activations=setup.activations, num_terms=terms)
 
     return best(setup, run)
 

@@ -65,6 +65,9 @@ class ServeSettings:
     activation_bits: int | None = None
     """Exactness of activations in the native engine, 16 or 8 bits; unset: the worker's default."""
 
+    activations: str | None = None
+    """What activations are in the native engine, `auto`, `bfloat16` or `int8`; unset: the worker's default."""
+
     kv_dtype: str | None = None
     """Number format of keys and values, `auto`, `bfloat16`, `float32` or `int8`; unset: the worker's default."""
 

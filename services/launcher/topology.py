@@ -158,6 +158,7 @@ def _worker_flags(settings: ServeSettings, model: ResolvedModel) -> list[str]:
         dtype=settings.dtype,
         quantization=settings.quantization,
         activation_bits=settings.activation_bits,
+        activations=settings.activations,
         kv_dtype=settings.kv_dtype,
         device=settings.device,
         kv_cache_gib=settings.kv_cache_gib,

@@ -8,6 +8,7 @@ from services.common.config import ServiceConfig, require_config
 Dtype = Literal["float32", "bfloat16"]
 Device = Literal["auto", "cpu"]
 Backend = Literal["auto", "native", "torch"]
+Activations = Literal["auto", "bfloat16", "int8"]
 Quantization = Literal["none", "int8", "int4"]
 KvDtype = Literal["auto", "bfloat16", "float32", "int8"]
 SwapCompression = Literal["none", "int8"]
@@ -41,9 +42,13 @@ class WorkerConfig(ServiceConfig):
     `native` only."""
 
     activation_bits: int = 16
-    """How exactly activations meet quantised weights in the native engine: `16`, as two int8 codes, which leaves the
-    answers of the float32 reference; `8`, as one, which is up to 1.6 times as fast under load and costs about half a
-    percent of perplexity."""
+    """How exactly activations meet quantised weights in the native engine: `16`, as two terms, which leaves the answers
+    of the float32 reference; `8`, as one, which is faster under load and less exact."""
+
+    activations: Activations = "auto"
+    """What those terms are: `bfloat16`, fast on machines with AMX, slow on others; `int8`, codes with a scale for every
+    32, fast on any machine; `auto` takes the faster one. Name one where workers on different machines must
+    give the same answers."""
 
     kv_dtype: KvDtype = "auto"
     """Type of keys and values; `auto`: the dtype. Others than the dtype, and `int8` (a scale a token and head), need

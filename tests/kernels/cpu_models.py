@@ -19,6 +19,7 @@ from services.worker.weights.tensors import stream_tensors
 from tests.kernels.cpu_references import make_rows
 from treadle_kernels.cpu import (
     SAMPLING_DTYPE,
+    ActivationFormat,
     CpuModel,
     KvCache,
     KvDtype,
@@ -71,7 +72,14 @@ class GgufTensors:
 
 
 def load_native(
-    path: Path, pool: ThreadPool, *, max_num_tokens: int = 512, max_num_sampled: int = 512, max_positions: int = 1024
+    path: Path,
+    pool: ThreadPool,
+    *,
+    max_num_tokens: int = 512,
+    max_num_sampled: int = 512,
+    max_positions: int = 1024,
+    activations: ActivationFormat = ActivationFormat.INT8,
+    activation_terms: int = 2,
 ) -> CpuModel:
     """Pack a GGUF file's tensors and make a model of them."""
     config = GgufFile(path).config
@@ -123,6 +131,8 @@ def load_native(
         sliding_window=config.sliding_window,
         max_num_tokens=max_num_tokens,
         max_num_sampled=max_num_sampled,
+        activations=activations,
+        activation_terms=activation_terms,
     )
     return CpuModel(shape, weights, pool)
 

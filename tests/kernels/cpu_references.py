@@ -151,3 +151,14 @@ def attention_reference(
     scores = np.einsum("hd,chd->hc", query, keys) * query.shape[1] ** -0.5
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.einsum("hc,chd->hd", weights / weights.sum(axis=1, keepdims=True), values)
+
+
+def sum_of_terms(x, num_terms):
+    """What a linear layer sees of x as bfloat16 terms: float64, ``[m, k]``."""
+    seen, left = np.zeros(x.shape), x.astype(np.float32)
+    for _ in range(num_terms):
+        bits = left.view(np.uint32)
+        nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+        seen += nearest
+        left = left - nearest
+    return seen

@@ -20,7 +20,7 @@ from tests.kernels.cpu_models import (
 from tests.kernels.cpu_references import make_rows
 from tests.model_files import random_weights, tiny_config, write_gguf_file
 from treadle_kernels import cpu
-from treadle_kernels.cpu import SAMPLING_DTYPE, KvDtype, ThreadPool
+from treadle_kernels.cpu import SAMPLING_DTYPE, ActivationFormat, KvDtype, ThreadPool
 
 pytestmark = [
     pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason())),
@@ -117,6 +117,39 @@ def test_every_family_keeps_its_bits_in_every_batch(isa, model_file, family):
     for plan in PLANS:
         for logits, of_request in zip(logits_of(model, make_cache(model, 2), requests, plan), expected, strict=True):
             np.testing.assert_array_equal(logits, of_request)
+
+
+@pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])
+@pytest.mark.parametrize("activation_terms", [1, 2])
+def test_bfloat16_terms_keep_their_bits_in_every_batch_and_on_every_instruction_set(
+    model_file, type_name, activation_terms
+):
+    settings = {"activations": ActivationFormat.BF16, "activation_terms": activation_terms}
+    model = load_native(model_file("qwen2", type_name), ThreadPool(2), **settings)
+    requests = make_requests(np.random.default_rng(7))
+    before = cpu.current_isa()
+    results = []
+    for name in ISAS:
+        cpu.select_isa(name)
+        if name != "plain":
+            results += [logits_of(model, make_cache(model, 2), requests, plan) for plan in PLANS]
+    cpu.select_isa(before)
+    for result in results[1:]:
+        for logits, expected in zip(result, results[0], strict=True):
+            np.testing.assert_array_equal(logits, expected)
+
+
+def test_two_bfloat16_terms_are_closer_to_the_reference_than_one(model_file):
+    path = model_file("llama", "Q4_1")
+    reference = load_reference(path)
+    requests = make_requests(np.random.default_rng(8), (120,))
+    expected = reference_logits(reference, requests[0].token_ids)
+    errors = []
+    for activation_terms in (1, 2):
+        model = load_native(path, ThreadPool(2), activations=ActivationFormat.BF16, activation_terms=activation_terms)
+        (logits,) = logits_of(model, make_cache(model, 2), requests, [[(0, 120)]])
+        errors.append(np.abs(logits - expected).max() / expected.std())
+    assert errors[1] < 1e-3 < errors[0] < 0.1
 
 
 @pytest.mark.parametrize("type_name", ["F32", "Q4_1", "Q8_0"])

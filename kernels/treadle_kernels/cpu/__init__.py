@@ -6,11 +6,12 @@ the batch, on chunking or on the number of threads. Where the library could not 
 package still succeeds, and `is_available` says so.
 """
 
-from treadle_kernels.cpu.formats import KvDtype, WeightFormat
+from treadle_kernels.cpu.formats import ActivationFormat, KvDtype, WeightFormat
 from treadle_kernels.cpu.kv_cache import KvCache, KvShape, StepRows
 from treadle_kernels.cpu.library import (
     available_isas,
     current_isa,
+    fastest_activations,
     is_available,
     select_isa,
     unavailable_reason,
@@ -32,6 +33,7 @@ from treadle_kernels.cpu.threads import ThreadPool
 __all__ = [
     "PACKING_VERSION",
     "SAMPLING_DTYPE",
+    "ActivationFormat",
     "CpuModel",
     "KvCache",
     "KvDtype",
@@ -49,6 +51,7 @@ __all__ = [
     "attention",
     "available_isas",
     "current_isa",
+    "fastest_activations",
     "is_available",
     "linear",
     "pack_linear",

@@ -26,6 +26,13 @@ class WeightFormat(IntEnum):
         return 256 if self in (WeightFormat.Q4_K, WeightFormat.Q5_K, WeightFormat.Q6_K) else 32
 
 
+class ActivationFormat(IntEnum):
+    """How activations meet quantised weights: as one or two terms of this format; see ``native/treadle_cpu.h``."""
+
+    INT8 = 0
+    BF16 = 1
+
+
 class KvDtype(IntEnum):
     """Formats of the KV cache; int8 carries a float32 scale for each token and head."""
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from treadle_kernels.cpu.formats import ActivationFormat
 from treadle_kernels.cpu.structs import ABI, KvStruct, LinearStruct, ModelStruct, RowsStruct
 
 # TREADLE_CPU_LIBRARY names another build, such as one with sanitizers.
@@ -31,7 +32,7 @@ _ARGUMENTS_BY_CHECKED: Final[dict[str, tuple[Any, ...]]] = {
     "treadle_packed_bytes": (_I32, _I64, _I64, ctypes.POINTER(_U64)),
     "treadle_pack": (_I32, _POINTER, _U64, _I64, _I64, _POINTER, _U64),
     "treadle_unpack_rows": (_LINEAR, _POINTER, _I64, _POINTER),
-    "treadle_linear_forward": (_POINTER, _LINEAR, _POINTER, _I64, _POINTER),
+    "treadle_linear_forward": (_POINTER, _LINEAR, _POINTER, _I64, _I32, _I32, _POINTER),
     "treadle_quantize": (_POINTER, _I64, _I64, _POINTER, _POINTER),
     "treadle_rms_norm": (_POINTER, _POINTER, _I64, _I64, _FLOAT, _POINTER),
     "treadle_swiglu": (_POINTER, _POINTER, _I64, _I64, _POINTER),
@@ -80,6 +81,11 @@ def available_isas() -> tuple[str, ...]:
 def current_isa() -> str:
     """Instruction set in use: the choice of `select_isa`, else of ``TREADLE_CPU_ISA``, else the fastest."""
     return str(load().treadle_cpu_isa().decode())
+
+
+def fastest_activations() -> ActivationFormat:
+    """Return the format of activations that the instruction set in use is fastest with."""
+    return ActivationFormat.BF16 if current_isa() == "amx" else ActivationFormat.INT8
 
 
 def select_isa(name: str) -> None:

@@ -13,6 +13,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from treadle_kernels.cpu.formats import ActivationFormat
 from treadle_kernels.cpu.kv_cache import Int32s, KvCache, StepRows
 from treadle_kernels.cpu.library import address, call, load
 from treadle_kernels.cpu.packing import PackedLinear
@@ -53,8 +54,9 @@ class ModelShape:
         sliding_window: Positions that a token sees, its own included; None sees all.
         max_num_tokens: Most tokens of a step; sizes the scratch memory.
         max_num_sampled: Most tokens chosen in a step; likewise.
-        activation_terms: 2 multiplies quantised weights with activations of about 16 bits, as two int8 codes each; 1
-            with one int8 code, which is less exact and half the arithmetic.
+        activations: What quantised weights are multiplied with; see `fastest_activations`.
+        activation_terms: 2 multiplies quantised weights with activations of about 16 bits, as two terms each; 1 with
+            one term of about 8, which is less exact and less arithmetic.
     """
 
     hidden_size: int
@@ -67,6 +69,7 @@ class ModelShape:
     sliding_window: int | None
     max_num_tokens: int
     max_num_sampled: int
+    activations: ActivationFormat = ActivationFormat.INT8
     activation_terms: int = 2
 
 
@@ -145,6 +148,7 @@ class CpuModel:
             rms_norm_eps=shape.rms_norm_eps,
             max_num_tokens=shape.max_num_tokens,
             max_num_sampled=shape.max_num_sampled,
+            activations=shape.activations,
             activation_terms=shape.activation_terms,
         )
         handle = ctypes.c_void_p()

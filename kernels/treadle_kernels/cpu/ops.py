@@ -5,6 +5,7 @@ import ctypes
 import numpy as np
 import numpy.typing as npt
 
+from treadle_kernels.cpu.formats import ActivationFormat
 from treadle_kernels.cpu.kv_cache import KvCache, StepRows
 from treadle_kernels.cpu.library import address, call
 from treadle_kernels.cpu.packing import PackedLinear
@@ -16,17 +17,28 @@ GROUP_SIZE = 32
 """Activations that share a scale."""
 
 
-def linear(pool: ThreadPool, weights: PackedLinear, x: Floats, out: Floats | None = None) -> Floats:
+def linear(
+    pool: ThreadPool,
+    weights: PackedLinear,
+    x: Floats,
+    out: Floats | None = None,
+    *,
+    activations: ActivationFormat = ActivationFormat.INT8,
+    num_terms: int = 1,
+) -> Floats:
     """Compute ``x W^T + bias``.
 
-    With quantised weights, x is first quantised to int8 for each row and group of 32 (`quantize_activations`); sums
-    within a group are exact integers, and groups are added in float32 in the order of k.
+    With quantised weights, x is first turned into terms. INT8: codes for each row and group of 32
+    (`quantize_activations`); sums within a group are exact integers. BF16: the nearest bfloat16, and with two terms the
+    nearest to what that misses. Groups are added in float32 in the order of k.
 
     Args:
         pool: Threads to use.
         weights: ``[n, k]``.
         x: ``[m, k]``.
         out: ``[m, n]`` to write to.
+        activations: How quantised weights see x.
+        num_terms: 1, or 2 with BF16.
 
     Raises:
         ValueError: shapes do not fit.
@@ -39,6 +51,8 @@ def linear(pool: ThreadPool, weights: PackedLinear, x: Floats, out: Floats | Non
         ctypes.byref(struct),
         address(x, "x", np.float32, None, weights.k),
         x.shape[0],
+        activations,
+        num_terms,
         address(result, "out", np.float32, x.shape[0], weights.n),
     )
     return result

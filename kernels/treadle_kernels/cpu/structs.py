@@ -2,7 +2,7 @@
 
 import ctypes
 
-ABI = 1
+ABI = 2
 NUM_PHASES = 10
 
 
@@ -88,5 +88,6 @@ class ModelStruct(ctypes.Structure):
         ("rms_norm_eps", ctypes.c_float),
         ("max_num_tokens", ctypes.c_int32),
         ("max_num_sampled", ctypes.c_int32),
+        ("activations", ctypes.c_int32),
         ("activation_terms", ctypes.c_int32),
     )

@@ -95,7 +95,10 @@ def build_native_model(
     """
     return CpuModel(
         model_shape(
-            checkpoint.config, max_num_tokens=config.max_num_batched_tokens, activation_bits=config.activation_bits
+            checkpoint.config,
+            max_num_tokens=config.max_num_batched_tokens,
+            activation_bits=config.activation_bits,
+            activations=config.activations,
         ),
         model_weights(checkpoint.config, recipe, packed, max_positions=max_positions),
         ThreadPool(config.num_threads or len(os.sched_getaffinity(0))),

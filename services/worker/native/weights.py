@@ -3,17 +3,29 @@
 import numpy as np
 import numpy.typing as npt
 
+from services.worker.config import Activations
 from services.worker.model_config import ModelConfig
 from services.worker.native.recipe import Recipe
 from services.worker.rope_frequencies import attention_factor, inverse_frequencies
 from services.worker.weights.layout import EMBEDDING, FINAL_NORM, HEAD
-from treadle_kernels.cpu import LayerWeights, ModelShape, ModelWeights, PackedLinear
+from treadle_kernels.cpu import (
+    ActivationFormat,
+    LayerWeights,
+    ModelShape,
+    ModelWeights,
+    PackedLinear,
+    fastest_activations,
+)
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
+_ACTIVATION_FORMATS = {"bfloat16": ActivationFormat.BF16, "int8": ActivationFormat.INT8}
 
-def model_shape(config: ModelConfig, *, max_num_tokens: int, activation_bits: int = 16) -> ModelShape:
+
+def model_shape(
+    config: ModelConfig, *, max_num_tokens: int, activation_bits: int = 16, activations: Activations = "auto"
+) -> ModelShape:
     """Say how large the model and its steps are; each token of a step may be sampled from. Pure."""
     return ModelShape(
         hidden_size=config.hidden_size,
@@ -26,6 +38,7 @@ def model_shape(config: ModelConfig, *, max_num_tokens: int, activation_bits: in
         sliding_window=config.sliding_window,
         max_num_tokens=max_num_tokens,
         max_num_sampled=max_num_tokens,
+        activations=fastest_activations() if activations == "auto" else _ACTIVATION_FORMATS[activations],
         activation_terms=activation_bits // 8,
     )
 

@@ -96,26 +96,35 @@ int treadle_unpack_rows(const treadle_linear* weights, const int32_t* rows, int6
     return 0;
 }
 
-int treadle_linear_forward(treadle_pool* pool, const treadle_linear* weights, const float* x, int64_t m, float* y) {
+int treadle_linear_forward(treadle_pool* pool, const treadle_linear* weights, const float* x, int64_t m,
+                           int32_t activations, int32_t num_terms, float* y) {
     TREADLE_REQUIRE(pool != nullptr && weights != nullptr, "pool or weights is null");
     TREADLE_TRY(check_linear(*weights, "weights"));
     TREADLE_TRY(check_matrix(x, m, weights->k, "x"));
     TREADLE_TRY(check_matrix(y, m, weights->n, "y"));
+    const bool is_split = activations == TREADLE_ACTIVATIONS_BF16;
+    TREADLE_REQUIRE(is_split || activations == TREADLE_ACTIVATIONS_INT8, "unknown activations %d", activations);
+    TREADLE_REQUIRE(num_terms >= 1 && num_terms <= (is_split ? 2 : 1), "num_terms must be from 1 to %d, is %d",
+                    is_split ? 2 : 1, num_terms);
     return guarded([&] {
         const int64_t k = weights->k;
-        ActivationBuffer activations;
+        ActivationBuffer buffer;
         if (format_info(weights->format)->is_quantized) {
-            activations.reserve(m, k);
+            buffer.reserve(static_cast<treadle_activations>(activations), num_terms, m, k);
             pool->run_ranges(m, 8, [&](int64_t begin, int64_t end, int) {
                 for (int64_t row = begin; row < end; ++row) {
-                    kernels().quantize_row(x + row * k, k, activations.quantized_row(row, k));
+                    if (is_split) {
+                        buffer.split_row(x + row * k, row, k);
+                    } else {
+                        kernels().quantize_row(x + row * k, k, buffer.quantized_row(row, k));
+                    }
                 }
             });
         }
         ThreadScratch scratch;
         scratch.reserve(pool->num_threads(), linear_scratch_bytes(k));
         const LinearJob job{weights, y, weights->n, false};
-        run_linear(*pool, scratch, activations.view(x), m, &job, 1);
+        run_linear(*pool, scratch, buffer.view(x), m, &job, 1);
         return 0;
     });
 }
@@ -128,7 +137,7 @@ int treadle_quantize(const float* x, int64_t m, int64_t k, int8_t* values, float
     TREADLE_TRY(check_matrix(scales, m, 1, "scales"));
     return guarded([&] {
         ActivationBuffer block;
-        block.reserve(1, k);
+        block.reserve(TREADLE_ACTIVATIONS_INT8, 1, 1, k);
         for (int64_t row = 0; row < m; ++row) {
             const QuantizedRow out = block.quantized_row(0, k);
             kernels().quantize_row(x + row * k, k, out);

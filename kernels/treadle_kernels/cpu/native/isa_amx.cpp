@@ -1,10 +1,10 @@
-// Linear layers on AMX int8 tiles for many rows; everything else as on AVX-512.
+// Linear layers on AMX bfloat16 tiles; everything else as on AVX-512.
 //
-// A tile product gives the exact code sums of sixteen rows, sixteen columns and one group; they are combined in float32
-// exactly as linear.inl does, so both give the same bits, and rows left over from sixteen may go either way.
+// Codes of weights are small integers, which bfloat16 holds exactly. A tile product gives sixteen rows, sixteen columns
+// and one group; linear.inl states the same arithmetic, so both give the same bits.
 #include "kernels.h"
 
-#if defined(__AMX_INT8__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -16,13 +16,17 @@
 
 namespace {
 
+using treadle::kTermWords;
+
+// A unit is what one tile product takes in: a group, or half of one where that has a scale of its own, or a sum group.
 constexpr int kTileRows = 16;
-// Fewer rows than this go to AVX-512.
-constexpr int kLeastRows = 13;
-// Groups whose code sums are kept before they are combined: with their codes, they fit in the first-level cache.
-constexpr int64_t kGroupsAtOnce = 6;
-constexpr int64_t kGroupBytes = kColumns * kGroup;      // of a group's codes, one byte each
-constexpr int64_t kSumsPerTile = kTileRows * kColumns;  // int32
+constexpr int kGroupWords = kColumns * kGroup;        // of a group's codes: [16 pairs][16 columns][2]
+constexpr int kProductFloats = kTileRows * kColumns;  // of a unit
+constexpr int kRing = 4;                              // products that are kept
+constexpr int kAhead = 2;                             // units between a product and its use
+constexpr int64_t kPrefetchGroups = 16;               // ahead of the weights in use
+constexpr int kPrefetchUpToRows = 32;                 // with more, arithmetic hides memory
+constexpr int kFewRows = 2;                           // so many are faster on AVX-512
 
 // The operand of LDTILECFG (Intel SDM volume 1, section 18.3).
 struct alignas(64) TileConfig {
@@ -32,135 +36,247 @@ struct alignas(64) TileConfig {
     uint16_t row_bytes[16] = {};
     uint8_t rows[16] = {};
 
-    // Tiles 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights, of products over `inputs` inputs.
-    explicit TileConfig(int inputs) {
+    // Tiles 0 and 1 hold products, 2 to 5 terms of activations, 6 and 7 codes, of `inputs` inputs.
+    TileConfig(int num_rows, int inputs) {
         for (int tile = 0; tile < 8; ++tile) {
-            const bool is_activations = tile == 4 || tile == 5, is_weights = tile >= 6;
-            row_bytes[tile] = static_cast<uint16_t>(is_activations ? inputs : 64);
-            rows[tile] = static_cast<uint8_t>(is_weights ? inputs / 4 : kTileRows);
+            const bool is_terms = tile >= 2 && tile <= 5, is_codes = tile >= 6;
+            row_bytes[tile] = static_cast<uint16_t>(is_terms ? 2 * inputs : 64);
+            rows[tile] = static_cast<uint8_t>(is_codes ? inputs / 2 : num_rows);
         }
+    }
+    void load() const {
+        asm volatile("" ::"r"(this) : "memory");  // the instruction does not tell the compiler that it reads memory
+        _tile_loadconfig(this);
     }
 };
 
-// A pair of column tiles, their codes unpacked to signed bytes: [2][groups][8 quads][64].
+// Turns the codes of a group into bfloat16 numbers.
 template <class Fmt>
-void unpack_codes(const LinearCall& call, const TileLayout& layout, int64_t first_tile, int num, uint8_t* codes) {
-    const int64_t groups = call.weights->k / kGroup;
-    for (int t = 0; t < num; ++t) {
-        const Tile tile = tile_at(call, layout, first_tile + t);
-        for (int64_t g = 0; g < groups; ++g) {
-            B quads[8];
-            Fmt::unpack(tile.quants + g * Fmt::quant_bytes, quads);
-            uint8_t* out = codes + (t * groups + g) * kGroupBytes;
-            for (int i = 0; i < 8; ++i) {
-                b_store(out + 64 * i, b_subtract(quads[i], static_cast<int8_t>(static_cast<uint8_t>(Fmt::offset))));
+class CodeTable {
+ public:
+    CodeTable() {
+        constexpr int kNumbers = Fmt::bits == 6 ? 64 : 32;
+        alignas(64) uint16_t numbers[64] = {};
+        for (int i = 0; i < kNumbers; ++i) {
+            const int code = Fmt::bits == 4 ? i % 16 : i;  // above four bits lie those of a neighbour
+            numbers[i] = static_cast<uint16_t>(treadle::bits_from_f32(static_cast<float>(code - Fmt::offset)) >> 16);
+        }
+        low_ = _mm512_load_si512(numbers);
+        high_ = _mm512_load_si512(numbers + 32);
+    }
+
+    // Writes a group as pairs of inputs in the order of the activations' terms: [16 pairs][16 columns][2].
+    inline __attribute__((always_inline)) void unpack(const uint8_t* quants, uint16_t* out) const {
+        if (Fmt::bits == 4) {
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) {
+                const B codes = b_load(quants + 64 * i);
+                store(out, 2 * i, codes);
+                store(out, 2 * i + 1, _mm512_srli_epi16(codes, 8));
+                store(out, 2 * i + 8, _mm512_srli_epi16(codes, 4));
+                store(out, 2 * i + 9, _mm512_srli_epi16(codes, 12));
             }
+            return;
         }
+        B codes[8];
+        Fmt::unpack(quants, codes);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+            store(out, 2 * i, codes[i]);
+            store(out, 2 * i + 1, _mm512_srli_epi16(codes[i], 8));
+        }
+    }
+
+ private:
+    // Stores a row of pairs, from words with the codes in their low bits.
+    inline __attribute__((always_inline)) void store(uint16_t* out, int pair, B words) const {
+        _mm512_store_si512(out + 32 * pair, Fmt::bits == 8 ? from_bytes(words) : look_up(words));
+    }
+    inline B look_up(B words) const {
+        if (Fmt::bits == 6) return _mm512_permutex2var_epi16(low_, words, high_);
+        return _mm512_permutexvar_epi16(words, low_);
+    }
+    // 2^23 + code, as bits, less 2^23 + offset.
+    static inline B from_bytes(B words) {
+        const I magic = _mm512_set1_epi32(0x4b000000);
+        const F base = f_set(static_cast<float>((1 << 23) + Fmt::offset));
+        const I byte = _mm512_set1_epi32(255);
+        const I low = _mm512_or_si512(_mm512_and_si512(words, byte), magic);
+        const I high = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi32(words, 16), byte), magic);
+        const I low_number = _mm512_castps_si512(f_sub(_mm512_castsi512_ps(low), base));
+        const I high_number = _mm512_castps_si512(f_sub(_mm512_castsi512_ps(high), base));
+        return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(low_number, 16), high_number);
+    }
+
+    B low_, high_;
+};
+
+// Minima of up to 16 groups as pairs: [16 groups][16 columns][nearest bfloat16, and that of the rest].
+template <class Fmt>
+void unpack_minima(const uint8_t* minima, int64_t count, uint16_t* out) {
+    for (int64_t g = 0; g < 16; ++g) {
+        I pairs = _mm512_setzero_si512();
+        if (g < count) {
+            const F minimum = Fmt::load(minima + g * Fmt::vector_bytes), nearest = f_round_bf16(minimum);
+            const F left = f_round_bf16(f_sub(minimum, nearest));
+            pairs = _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(nearest), 16), _mm512_castps_si512(left));
+        }
+        _mm512_store_si512(out + 32 * g, pairs);
     }
 }
 
-// Code sums of groups [begin, end) of sixteen rows and two column tiles: sums[2][kGroupsAtOnce][scales][16][16].
-template <class Fmt>
-void multiply(const int8_t* x, int64_t groups, int64_t begin, int64_t end, const uint8_t* codes, int32_t* sums) {
-    constexpr int kScales = Fmt::scales_per_group;
-    for (int64_t g = begin; g < end; ++g) {
-        for (int half = 0; half < kScales; ++half) {
-            const int64_t at = g * kGroupBytes + half * kGroupBytes / 2;
-            int32_t* out = sums + ((g - begin) * kScales + half) * kSumsPerTile;
-            _tile_loadd(4, x + g * kRowBlock * kGroup + half * kGroup / 2, kGroup);
-            _tile_loadd(6, codes + at, 64);
-            _tile_loadd(7, codes + groups * kGroupBytes + at, 64);
-            _tile_zero(0);
-            _tile_dpbssd(0, 4, 6);
-            _tile_zero(1);
-            _tile_dpbssd(1, 4, 7);
-            _tile_stored(0, out, 64);
-            _tile_stored(1, out + kGroupsAtOnce * kScales * kSumsPerTile, 64);
+// Multiplies kRows rows and one column tile of one unit. Tile numbers are literals; turns between two sets let a product
+// start while the last one is stored.
+template <int kTerms>
+inline __attribute__((always_inline)) void multiply(bool is_odd, const uint16_t* terms, const uint16_t* codes,
+                                                    float* out) {
+    if (is_odd) {
+        _tile_loadd(6, codes, 64);
+        _tile_loadd(4, terms, 64);
+        _tile_zero(0);
+        _tile_dpbf16ps(0, 4, 6);
+        if (kTerms == 2) {
+            _tile_loadd(5, terms + kTermWords, 64);
+            _tile_dpbf16ps(0, 5, 6);
         }
+        _tile_stored(0, out, 64);
+    } else {
+        _tile_loadd(7, codes, 64);
+        _tile_loadd(2, terms, 64);
+        _tile_zero(1);
+        _tile_dpbf16ps(1, 2, 7);
+        if (kTerms == 2) {
+            _tile_loadd(3, terms + kTermWords, 64);
+            _tile_dpbf16ps(1, 3, 7);
+        }
+        _tile_stored(1, out, 64);
     }
+    asm volatile("" ::: "memory");  // tile instructions do not tell the compiler what memory they touch
 }
 
-// Adds groups [begin, end) of one column tile to the float sums of sixteen rows, as add_group does.
-template <class Fmt>
-void combine(const Activations& x, int64_t begin, int64_t end, const Tile& tile, const int32_t* code_sums,
-             float* sums) {
-    constexpr int kScales = Fmt::scales_per_group;
-    F totals[kTileRows];
-    for (int j = 0; j < kTileRows; ++j) totals[j] = f_load(sums + j * kColumns);
-    for (int64_t g = begin; g < end; ++g) {
-        for (int half = 0; half < kScales; ++half) {
-            const F scale = Fmt::load(tile.scales + (g * kScales + half) * Fmt::vector_bytes);
-            const int32_t* of_group = code_sums + ((g - begin) * kScales + half) * kSumsPerTile;
+// One column tile for one block of kRows rows. Products run ahead of their use, and the codes, if they are not unpacked
+// yet, ahead of the products.
+template <class Fmt, int kTerms, int kRows>
+class TiledRows {
+ public:
+    TiledRows(const LinearCall& call, const TileLayout& layout, const CodeTable<Fmt>& table, int64_t tile)
+        : call_(call),
+          table_(table),
+          tile_(tile_at(call, layout, tile)),
+          tile_index_(tile),
+          groups_(call.weights->k / kGroup),
+          num_scaled_(groups_ * kHalves),
+          num_units_(num_scaled_ + (Fmt::has_minimum ? treadle::num_sum_groups(groups_) : 0)),
+          codes_(reinterpret_cast<uint16_t*>(call.scratch)),
+          ring_(reinterpret_cast<float*>(codes_ + num_units_ * kUnitWords)),
+          prefetches_(call.row_end - call.row_begin <= kPrefetchUpToRows) {}
+
+    template <bool kUnpacks>
+    void run(int64_t row) const {
+        const uint16_t* terms = row_terms(*call_.x, row, call_.weights->k);
+        F sums[kRows];
 #pragma GCC unroll 16
-            for (int j = 0; j < kTileRows; ++j) {
-                const F dot = f_from_i(i_load(of_group + j * kColumns));
-                totals[j] = f_fma(dot, f_mul(scale, f_set(x.scales[g * kRowBlock + j])), totals[j]);
+        for (int j = 0; j < kRows; ++j) sums[j] = f_set(0.0f);
+        if (kUnpacks) {
+            for (int64_t g = 0; Fmt::has_minimum && g < groups_; g += 16) {
+                unpack_minima<Fmt>(tile_.minima + g * Fmt::vector_bytes, groups_ - g,
+                                   codes_ + (num_scaled_ + g / 16) * kUnitWords);
             }
+            for (int64_t group = 0; group < kAhead && group < groups_; ++group) unpack(group);
         }
-        if (Fmt::has_minimum) {
-            const F minimum = Fmt::load(tile.minima + g * Fmt::vector_bytes);
-#pragma GCC unroll 16
-            for (int j = 0; j < kTileRows; ++j) {
-                totals[j] = f_fma(minimum, f_set(x.sums[g * kRowBlock + j]), totals[j]);
+        for (int64_t unit = 0; unit < kAhead && unit < num_units_; ++unit) multiply_unit(terms, unit);
+        for (int64_t unit = 0; unit < num_units_; ++unit) {
+            const int64_t ahead = unit + kAhead;
+            if (kUnpacks && ahead < num_scaled_ && ahead % kHalves == 0 && ahead / kHalves >= kAhead) {
+                unpack(ahead / kHalves);
             }
+            if (ahead < num_units_) multiply_unit(terms, ahead);
+            const F scale = unit < num_scaled_ ? Fmt::load(tile_.scales + unit * Fmt::vector_bytes) : f_set(1.0f);
+            const float* product = ring_ + unit % kRing * kProductFloats;
+#pragma GCC unroll 16
+            for (int j = 0; j < kRows; ++j) sums[j] = f_fma(f_load(product + kColumns * j), scale, sums[j]);
+        }
+        store(row, sums);
+    }
+
+ private:
+    static constexpr int kHalves = Fmt::scales_per_group;
+    static constexpr int kUnitWords = kGroupWords / kHalves;
+
+    inline __attribute__((always_inline)) void unpack(int64_t group) const {
+        constexpr int kStreamBytes = Fmt::quant_bytes + (kHalves + (Fmt::has_minimum ? 1 : 0)) * Fmt::vector_bytes;
+        // The planes of a tile follow each other, and so do tiles: one stream, of so many bytes a group.
+        for (int i = 0; prefetches_ && i < kStreamBytes; i += 64) {
+            __builtin_prefetch(tile_.quants + (group + kPrefetchGroups) * kStreamBytes + i);
+        }
+        table_.unpack(tile_.quants + group * Fmt::quant_bytes, codes_ + group * kGroupWords);
+    }
+
+    inline __attribute__((always_inline)) void multiply_unit(const uint16_t* terms, int64_t unit) const {
+        const uint16_t* codes = codes_ + unit * kUnitWords;
+        float* out = ring_ + unit % kRing * kProductFloats;
+        if (unit < num_scaled_) {
+            const int64_t word = unit / kHalves * kTerms * kTermWords + unit % kHalves * (kGroup / kHalves);
+            multiply<kTerms>(unit % 2 != 0, terms + word, codes, out);
+        } else {
+            const int64_t word = (groups_ * kTerms + (unit - num_scaled_) * 2) * kTermWords;
+            multiply<2>(unit % 2 != 0, terms + word, codes, out);
         }
     }
-    for (int j = 0; j < kTileRows; ++j) f_store(sums + j * kColumns, totals[j]);
-}
 
-template <class Fmt>
+    void store(int64_t row, const F sums[kRows]) const {
+        const int64_t count = call_.row_end - row < kRows ? call_.row_end - row : kRows;
+        for (int64_t j = 0; j < count; ++j) store_outputs(call_, row + j, tile_index_, sums[j]);
+    }
+
+    const LinearCall& call_;
+    const CodeTable<Fmt>& table_;
+    const Tile tile_;
+    const int64_t tile_index_;
+    const int64_t groups_;
+    const int64_t num_scaled_;  // units with scales; those after them are sum groups
+    const int64_t num_units_;
+    uint16_t* const codes_;  // [units], all of the tile
+    float* const ring_;      // [kRing][kTileRows][kColumns]
+    const bool prefetches_;
+};
+
+template <class Fmt, int kTerms, int kRows>
 void tiled_linear(const LinearCall& call) {
-    const int64_t k = call.weights->k, groups = k / kGroup;
-    const TileLayout layout = treadle::tile_layout(*treadle::format_info(call.weights->format), k);
-    uint8_t* codes = call.scratch;
-    auto* code_sums = reinterpret_cast<int32_t*>(call.scratch + 2 * groups * kGroupBytes);
-    constexpr int64_t kSumsPerColumnTile = kGroupsAtOnce * Fmt::scales_per_group * kSumsPerTile;
-    const TileConfig config(kGroup / Fmt::scales_per_group);
-    _tile_loadconfig(&config);
-    for (int64_t first = call.tile_begin; first < call.tile_end; first += 2) {
-        const int num = call.tile_end - first < 2 ? 1 : 2;
-        unpack_codes<Fmt>(call, layout, first, num, codes);
-        asm volatile("" ::: "memory");  // tile loads do not tell the compiler that they read memory
-        for (int64_t row = call.row_begin; row < call.row_end; row += kTileRows) {
-            const Activations x = from_row(*call.x, row, groups);
-            alignas(64) float sums[2][kSumsPerTile] = {};
-            for (int64_t begin = 0; begin < groups; begin += kGroupsAtOnce) {
-                const int64_t end = begin + kGroupsAtOnce < groups ? begin + kGroupsAtOnce : groups;
-                multiply<Fmt>(x.codes, groups, begin, end, codes, code_sums);
-                for (int t = 0; t < num; ++t) {
-                    combine<Fmt>(x, begin, end, tile_at(call, layout, first + t), code_sums + t * kSumsPerColumnTile,
-                                 sums[t]);
-                }
-            }
-            const int64_t rows = call.row_end - row < kTileRows ? call.row_end - row : kTileRows;
-            for (int t = 0; t < num; ++t) {
-                for (int64_t j = 0; j < rows; ++j) {
-                    store_outputs(call, row + j, first + t, f_load(sums[t] + j * kColumns));
-                }
-            }
-        }
+    const TileLayout layout = treadle::tile_layout(*treadle::format_info(call.weights->format), call.weights->k);
+    const CodeTable<Fmt> table;
+    TileConfig(kRows, kGroup / Fmt::scales_per_group).load();
+    for (int64_t tile = call.tile_begin; tile < call.tile_end; ++tile) {
+        const TiledRows<Fmt, kTerms, kRows> rows(call, layout, table, tile);
+        rows.template run<true>(call.row_begin);
+        for (int64_t row = call.row_begin + kRows; row < call.row_end; row += kRows) rows.template run<false>(row);
     }
     _tile_release();
 }
 
+template <class Fmt, int kTerms>
+void tiled_linear_of(const LinearCall& call) {
+    const int64_t rows = call.row_end - call.row_begin;
+    if (rows > 8) return tiled_linear<Fmt, kTerms, 16>(call);
+    if (rows > 4) return tiled_linear<Fmt, kTerms, 8>(call);
+    tiled_linear<Fmt, kTerms, 4>(call);
+}
+
 void linear_with_tiles(const LinearCall& call) {
-    const int64_t rows = call.row_end - call.row_begin, left_over = rows % kTileRows;
     const bool is_quantized = treadle::format_info(call.weights->format)->is_quantized;
-    const int64_t tiled_rows = left_over >= kLeastRows ? rows : rows - left_over;
-    if (!is_quantized || tiled_rows == 0) return linear(call);
-    LinearCall part = call;
-    part.row_end = call.row_begin + tiled_rows;
-    with_format(call.weights->format, [&](auto format) { tiled_linear<decltype(format)>(part); });
-    part.row_begin = part.row_end;
-    part.row_end = call.row_end;
-    if (part.row_begin < part.row_end) linear(part);
+    const bool has_few_rows = call.row_end - call.row_begin <= kFewRows;
+    if (!is_quantized || call.x->terms == nullptr || has_few_rows) return treadle::avx512_kernels()->linear(call);
+    with_format(call.weights->format, [&](auto format) {
+        if (call.x->num_terms == 2) return tiled_linear_of<decltype(format), 2>(call);
+        tiled_linear_of<decltype(format), 1>(call);
+    });
 }
 
 // Linux hands out the tile registers on request only (Documentation/arch/x86/xstate.rst).
 bool has_tiles() {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
-    const bool has_instructions = (edx >> 24 & 1) != 0 && (edx >> 25 & 1) != 0;
+    const bool has_instructions = (edx >> 24 & 1) != 0 && (edx >> 22 & 1) != 0;
     constexpr int kRequestPermission = 0x1023, kTileData = 18;
     return has_instructions && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }

@@ -5,22 +5,42 @@
 
 #include <cstdint>
 
+#include "formats.h"
 #include "treadle_cpu.h"
 
 namespace treadle {
 
 constexpr int kRowBlock = 16;  // rows whose codes lie side by side, group by group
+constexpr int kTermWords = kRowBlock * kGroup;  // of one term of a group, for a block of rows
 
-// Activations of some rows in both forms that linear layers take. Quantised, a value is its code times the scale of its
-// group of 32. Codes lie in blocks of 16 rows, so that a kernel that works on several rows finds them at fixed
-// distances; the last block is readable as a whole.
+// Activations of some rows in the forms that linear layers take: numbers for floating weights, and for quantised ones
+// int8 codes or bfloat16 terms. Codes and terms lie in blocks of 16 rows, so that a kernel that works on several rows
+// finds them at fixed distances; the last block is readable as a whole.
+//
+// Codes: a value is its code times the scale of its group of 32. Terms: a value is the sum of its one or two terms, the
+// first being the nearest bfloat16 and the second the nearest to what the first misses. The terms of a group are in
+// the order of term_input(); behind the groups follow sum groups for weights with minima, always of two terms: words 2 i
+// and 2 i + 1 both hold the sum of the terms of the i-th of 16 groups.
 struct Activations {
     const float* values = nullptr;       // [rows][k]
+    const uint16_t* terms = nullptr;     // [row blocks]{[groups][num_terms], [sum groups][2]}[16][32]; null: codes
+    int num_terms = 0;
     const int8_t* codes = nullptr;       // [row blocks][groups][16][32]
     const float* scales = nullptr;       // [row blocks][groups][16]
     const float* sums = nullptr;         // likewise: scale times the sum of the group's codes
     const int32_t* code_sums = nullptr;  // [row blocks][groups][2][16]: sum of each half group's codes
 };
+
+// Groups that hold sums of groups.
+static inline int64_t num_sum_groups(int64_t groups) { return (groups + 15) / 16; }
+// Words of all terms of a block of rows.
+static inline int64_t term_block_words(int64_t k, int num_terms) {
+    const int64_t groups = k / kGroup;
+    return (groups * num_terms + num_sum_groups(groups) * 2) * kTermWords;
+}
+// Which input of a group the terms' word `word` holds: the middle two of each four are swapped, so that a vector of
+// weight codes, four inputs of a column side by side, gives two vectors of pairs without moving lanes.
+static inline int term_input(int word) { return (word & ~3) | (word & 1) << 1 | (word & 2) >> 1; }
 
 // Where quantize_row writes: the row's place in the first group, in the same arrays.
 struct QuantizedRow {
@@ -41,7 +61,7 @@ struct LinearCall {
     int64_t row_begin;
     int64_t row_end;
     bool is_added;     // to what y holds
-    uint8_t* scratch;  // linear_scratch_bytes(k) of this thread, 64-byte aligned
+    uint8_t* scratch;  // linear_scratch_bytes of this thread, 64-byte aligned
 };
 
 constexpr int kPartition = 128;        // positions whose softmax is taken together: [128 j, 128 (j + 1))
@@ -96,6 +116,9 @@ struct KvWriteCall {
 struct Kernels {
     const char* name;
     void (*quantize_row)(const float* x, int64_t k, const QuantizedRow& out);
+    // Writes the terms of a row, the first to `out`, the others kTermWords apart.
+    // Magnitudes below 2^-90 become 0, so that no product or sum is ever denormal.
+    void (*split_row)(const float* x, int64_t k, int num_terms, uint16_t* out);
     void (*rms_norm_row)(const float* x, const float* weight, int64_t n, float eps, float* y);
     void (*swiglu_row)(const float* gate, const float* up, int64_t n, float* y);
     void (*rotate_head)(float* head, const float* cos, const float* sin, int64_t half);
@@ -110,7 +133,8 @@ struct Kernels {
     void (*softmax_weights)(const float* x, int64_t n, float x_max, float temperature, float min_weight, float* y);
 };
 
-static inline int64_t linear_scratch_bytes(int64_t k) { return 2 * 16 * k + 64 * 1024; }
+// Of a column tile its codes as bfloat16, its minima, and products on their way; or two rows of terms.
+static inline int64_t linear_scratch_bytes(int64_t k) { return 36 * k + 40 * 1024; }
 
 static inline int64_t attention_rows(int64_t group_size) {
     return group_size > kMaxAttentionRows ? group_size : kMaxAttentionRows;

@@ -15,14 +15,21 @@ namespace treadle {
 // Memory for one matrix of activations, as numbers and as codes, for matrices up to a size.
 class ActivationBuffer {
  public:
-    void reserve(int64_t max_rows, int64_t max_k);
+    // In a format, with so many terms a number.
+    void reserve(treadle_activations format, int num_terms, int64_t max_rows, int64_t max_k);
+    treadle_activations format() const { return format_; }
     // Where row `row` of a matrix with k columns is quantised to.
     QuantizedRow quantized_row(int64_t row, int64_t k) const;
+    // Writes a row in the format, if that is bfloat16.
+    void split_row(const float* values, int64_t row, int64_t k) const;
     // The matrix for linear layers; `values` are its numbers, for floating formats.
     Activations view(const float* values) const;
     int64_t num_bytes() const;
 
  private:
+    treadle_activations format_ = TREADLE_ACTIVATIONS_INT8;
+    int num_terms_ = 1;
+    Buffer<uint16_t> terms_;
     Buffer<int8_t> codes_;
     Buffer<float> scales_;
     Buffer<float> sums_;

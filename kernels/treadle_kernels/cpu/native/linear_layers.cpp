@@ -21,8 +21,14 @@ int64_t tiles_per_chunk(const treadle_linear& weights, int64_t rows) {
 
 }  // namespace
 
-void ActivationBuffer::reserve(int64_t max_rows, int64_t max_k) {
+void ActivationBuffer::reserve(treadle_activations format, int num_terms, int64_t max_rows, int64_t max_k) {
     const int64_t padded_rows = (max_rows + 15) / 16 * 16, groups = (max_k + kGroup - 1) / kGroup;
+    format_ = format;
+    num_terms_ = num_terms;
+    if (format == TREADLE_ACTIVATIONS_BF16) {
+        terms_.reserve(padded_rows / kRowBlock * term_block_words(groups * kGroup, num_terms));
+        return;
+    }
     codes_.reserve(padded_rows * groups * kGroup + 64);
     scales_.reserve(padded_rows * groups);
     sums_.reserve(padded_rows * groups);
@@ -36,12 +42,25 @@ QuantizedRow ActivationBuffer::quantized_row(int64_t row, int64_t k) const {
             code_sums_.data() + 2 * block + lane};
 }
 
+void ActivationBuffer::split_row(const float* values, int64_t row, int64_t k) const {
+    uint16_t* block = terms_.data() + row / kRowBlock * term_block_words(k, num_terms_);
+    kernels().split_row(values, k, num_terms_, block + row % kRowBlock * kGroup);
+}
+
 Activations ActivationBuffer::view(const float* values) const {
-    return {values, codes_.data(), scales_.data(), sums_.data(), code_sums_.data()};
+    Activations x;
+    x.values = values;
+    if (format_ == TREADLE_ACTIVATIONS_BF16) x.terms = terms_.data();
+    x.num_terms = num_terms_;
+    x.codes = codes_.data();
+    x.scales = scales_.data();
+    x.sums = sums_.data();
+    x.code_sums = code_sums_.data();
+    return x;
 }
 
 int64_t ActivationBuffer::num_bytes() const {
-    return codes_.num_bytes() + scales_.num_bytes() + sums_.num_bytes() + code_sums_.num_bytes();
+    return terms_.num_bytes() + codes_.num_bytes() + scales_.num_bytes() + sums_.num_bytes() + code_sums_.num_bytes();
 }
 
 void ThreadScratch::reserve(int num_threads, int64_t bytes_per_thread) {

@@ -32,16 +32,18 @@ Model::Model(const treadle_model_desc& desc, ThreadPool& pool)
     const int64_t tokens = desc.max_num_tokens;
     widest_ = std::max<int64_t>({desc.hidden_size, desc.intermediate_size, query_width_});
     const int64_t rows = std::max<int64_t>(tokens, desc.max_num_sampled), terms = desc.activation_terms;
-    hidden_.reset(terms * tokens * desc.hidden_size);
+    const int64_t copies = is_doubled() ? 2 : 1;
+    hidden_.reset(copies * tokens * desc.hidden_size);
     normed_.reset(rows * desc.hidden_size);
-    qkv_.reset(terms * tokens * qkv_width_);
+    qkv_.reset(copies * tokens * qkv_width_);
     attended_.reset(tokens * query_width_);
-    gated_.reset(terms * tokens * desc.intermediate_size);
-    up_.reset(terms * tokens * desc.intermediate_size);
+    gated_.reset(copies * tokens * desc.intermediate_size);
+    up_.reset(copies * tokens * desc.intermediate_size);
     selected_.reset(int64_t{desc.max_num_sampled} * desc.hidden_size);
-    logits_.reset(terms * int64_t{desc.max_num_sampled} * desc.vocab_size);
-    residuals_.reset(pool.num_threads() * widest_);
-    activations_.reserve(terms * rows, widest_);
+    logits_.reset(copies * int64_t{desc.max_num_sampled} * desc.vocab_size);
+    if (is_doubled()) residuals_.reset(pool.num_threads() * widest_);
+    const auto format = static_cast<treadle_activations>(desc.activations);
+    activations_.reserve(format, static_cast<int>(terms), copies * rows, widest_);
     scratch_.reserve(pool.num_threads(), linear_scratch_bytes(widest_));
     attention_.reserve(pool.num_threads(), desc.num_heads, desc.num_kv_heads, desc.head_dim);
     row_of_token_.resize(tokens);
@@ -108,10 +110,11 @@ void Model::prepare(const float* source, int64_t rows, int64_t k, const float* n
 }
 
 void Model::quantize(const float* values, int64_t row, int64_t rows, int64_t k, int thread) {
+    if (desc_.activations == TREADLE_ACTIVATIONS_BF16) return activations_.split_row(values, row, k);
     const Kernels& table = kernels();
     const QuantizedRow codes = activations_.quantized_row(row, k);
     table.quantize_row(values, k, codes);
-    if (desc_.activation_terms == 1) return;
+    if (!is_doubled()) return;
     float* residual = residuals_.data() + thread * widest_;
     for (int64_t g = 0; g < k / kGroup; ++g) {
         const int8_t* group = codes.codes + kRowBlock * kGroup * g;
@@ -125,10 +128,7 @@ void Model::quantize(const float* values, int64_t row, int64_t rows, int64_t k, 
 
 void Model::multiply(const float* values, int64_t rows, const LinearJob* jobs, int num_jobs) {
     const Activations x = activations_.view(values);
-    if (desc_.activation_terms == 1) {
-        run_linear(pool_, scratch_, x, rows, jobs, num_jobs);
-        return;
-    }
+    if (!is_doubled()) return run_linear(pool_, scratch_, x, rows, jobs, num_jobs);
     // A product is linear in its activations: codes and residual codes are rows like others, and their results are added,
     // with the bias once. Floating formats take the numbers themselves, in one term.
     std::vector<LinearJob> of_codes, of_numbers;

@@ -42,7 +42,11 @@ class Model {
     void run_head(const treadle_sampling* sampling, int32_t num_sampled, int32_t* sampled, float* logits);
     // Fills activations_ from rows of `source`, normalised if there is a weight, for layers that take codes or numbers.
     void prepare(const float* source, int64_t rows, int64_t k, const float* norm_weight, bool needs_codes);
-    // Quantises row `row` of `rows`: its codes, and the codes of what those miss into row `rows + row`.
+    // Whether the second term of a row is a row of its own: so it is for int8 codes, which have their own scales.
+    bool is_doubled() const {
+        return desc_.activations == TREADLE_ACTIVATIONS_INT8 && desc_.activation_terms == 2;
+    }
+    // Quantises row `row` of `rows`: its terms, or its codes and the codes of what those miss into row `rows + row`.
     void quantize(const float* values, int64_t row, int64_t rows, int64_t k, int thread);
     // Computes products of prepared activations. Rows beyond `rows` of each y are overwritten where there are two terms.
     void multiply(const float* values, int64_t rows, const LinearJob* jobs, int num_jobs);

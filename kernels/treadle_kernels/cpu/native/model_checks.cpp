@@ -60,6 +60,9 @@ int check_model(const treadle_model_desc& desc) {
         TREADLE_REQUIRE(size.value >= 1 && size.value <= size.at_most, "%s must be from 1 to %d, is %d", size.name,
                         size.at_most, size.value);
     }
+    TREADLE_REQUIRE(
+        desc.activations == TREADLE_ACTIVATIONS_INT8 || desc.activations == TREADLE_ACTIVATIONS_BF16,
+        "unknown activations %d", desc.activations);
     TREADLE_REQUIRE(desc.num_heads % desc.num_kv_heads == 0, "num_kv_heads %d must divide num_heads %d",
                     desc.num_kv_heads, desc.num_heads);
     TREADLE_REQUIRE(desc.head_dim % 2 == 0, "head_dim must be even, is %d", desc.head_dim);

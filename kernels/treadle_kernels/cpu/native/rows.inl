@@ -49,6 +49,34 @@ void quantize_row(const float* x, int64_t k, const QuantizedRow& out) {
     }
 }
 
+// Numbers whose products might become denormal count as zero.
+inline F f_zero_if_tiny(F x) { return f_zero_below(x, f_max(x, f_sub(f_set(0.0f), x)), 0x1p-90f); }
+
+void split_row(const float* x, int64_t k, int num_terms, uint16_t* out) {
+    const int64_t groups = k / 32;
+    uint16_t* out_of_sums = out + groups * num_terms * treadle::kTermWords;
+    float sums[16] = {};
+    for (int64_t g = 0; g < groups; ++g) {
+        F a = f_zero_if_tiny(f_load(x + 32 * g)), b = f_zero_if_tiny(f_load(x + 32 * g + 16)), kept = f_set(0.0f);
+        for (int term = 0; term < num_terms; ++term, out += treadle::kTermWords) {
+            const F nearest_a = f_round_bf16(a), nearest_b = f_round_bf16(b);
+            store_terms(nearest_a, out);
+            store_terms(nearest_b, out + 16);
+            kept = f_add(kept, f_add(nearest_a, nearest_b));
+            a = f_sub(a, nearest_a);
+            b = f_sub(b, nearest_b);
+        }
+        sums[g % 16] = f_sum(kept);
+        if (g % 16 != 15 && g != groups - 1) continue;
+        F left = f_zero_if_tiny(f_load_first(sums, static_cast<int>(g % 16 + 1)));
+        for (int term = 0; term < 2; ++term, out_of_sums += treadle::kTermWords) {
+            const F nearest = f_round_bf16(left);
+            store_terms_twice(nearest, out_of_sums);
+            left = f_sub(left, nearest);
+        }
+    }
+}
+
 void rms_norm_row(const float* x, const float* weight, int64_t n, float eps, float* y) {
     F squares = f_set(0.0f);
     for (int64_t i = 0; i < n; i += 16) {

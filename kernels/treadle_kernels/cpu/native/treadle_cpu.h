@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define TREADLE_CPU_ABI 1
+#define TREADLE_CPU_ABI 2
 #define TREADLE_API __attribute__((visibility("default")))
 
 // Number formats of weights. Numbers are those of ggml_type, so a GGUF file's type id can be passed on.
@@ -36,6 +36,13 @@ typedef enum treadle_format {
 
 // Number formats of cached keys and values. int8 has a float32 scale per token, head and of key and value each.
 typedef enum treadle_kv_dtype { TREADLE_KV_F32 = 0, TREADLE_KV_BF16 = 1, TREADLE_KV_INT8 = 2 } treadle_kv_dtype;
+
+// How activations meet quantised weights: as sums of terms, one or two.
+//   INT8  codes with a scale for each group of 32; a second term is the code of what the first misses. Exact integer sums
+//         within a group. For any machine with integer dot products.
+//   BF16  the nearest bfloat16; a second term is the nearest to what the first misses. For machines with AMX, where it
+//         is faster and closer; the others compute the same bits, slowly.
+typedef enum treadle_activations { TREADLE_ACTIVATIONS_INT8 = 0, TREADLE_ACTIVATIONS_BF16 = 1 } treadle_activations;
 
 TREADLE_API int32_t treadle_cpu_abi(void);
 // Text of this thread's last error; valid until its next failing call.
@@ -81,10 +88,10 @@ TREADLE_API int treadle_pack(int32_t format, const void* raw, uint64_t raw_bytes
 TREADLE_API int treadle_unpack_rows(const treadle_linear* weights, const int32_t* rows, int64_t num_rows, float* out);
 
 // --- Operations ------------------------------------------------------------------------------------------------------
-// y[m, n] = x[m, k] W^T + bias. Quantised formats quantise x to int8 per row and group of 32 first.
+// y[m, n] = x[m, k] W^T + bias; activations and num_terms say how quantised weights see x (INT8: one term only here).
 TREADLE_API int treadle_linear_forward(treadle_pool* pool, const treadle_linear* weights, const float* x, int64_t m,
-                                       float* y);
-// What quantised linear layers see of x[m, k]: values[m, k], and scales[m, k / 32] to multiply them with.
+                                       int32_t activations, int32_t num_terms, float* y);
+// What quantised linear layers see of x[m, k] as INT8: values[m, k], and scales[m, k / 32] to multiply them with.
 TREADLE_API int treadle_quantize(const float* x, int64_t m, int64_t k, int8_t* values, float* scales);
 // y[m, n] = x / sqrt(mean(x^2) + eps) * weight.
 TREADLE_API int treadle_rms_norm(const float* x, const float* weight, int64_t m, int64_t n, float eps, float* y);
@@ -175,9 +182,8 @@ typedef struct treadle_model_desc {
     float rms_norm_eps;
     int32_t max_num_tokens;   // most tokens of a step
     int32_t max_num_sampled;  // most sampled tokens of a step
-    // How activations meet quantised weights: 1, as int8 codes; 2, as int8 codes and codes of what those miss, which
-    // leaves an error of the order of 1e-5 for twice the arithmetic.
-    int32_t activation_terms;
+    int32_t activations;      // treadle_activations
+    int32_t activation_terms; // 1 or 2
 } treadle_model_desc;
 
 typedef struct treadle_model treadle_model;

@@ -16,6 +16,7 @@ struct B {
 };
 
 constexpr int kMaxRowsAtOnce = 2;
+constexpr int kQuadsAtOnce = 8;  // of a group of terms, unrolled
 constexpr int kAttentionRowsAtOnce = 2;
 constexpr int kAttentionVectorsAtOnce = 2;
 
@@ -104,8 +105,33 @@ inline __m256 load_i8(const int8_t* p) {
 }
 inline F f_load_i8(const int8_t* p) { return {load_i8(p), load_i8(p + 8)}; }
 
+inline __m256 round_bf16(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i nearest = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256 kept = _mm256_blendv_ps(_mm256_castsi256_ps(nearest),
+                                         _mm256_castsi256_ps(_mm256_or_si256(bits, _mm256_set1_epi32(0x400000))),
+                                         _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_and_ps(kept, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int32_t>(0xffff0000))));
+}
+inline F f_round_bf16(F x) { return {round_bf16(x.low), round_bf16(x.high)}; }
+inline void store_terms(F x, uint16_t* p) {
+    const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(x.low), 16);
+    const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(x.high), 16);
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+    const __m256i swapped = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), swapped);
+}
+inline void store_terms_twice(F x, uint16_t* p) {
+    const auto twice = [](__m256 lanes) {
+        const __m256i high = _mm256_castps_si256(lanes);
+        return _mm256_or_si256(high, _mm256_srli_epi32(high, 16));
+    };
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), twice(x.low));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), twice(x.high));
+}
+
 inline I i_set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-inline I i_load(const int32_t* p) { return {load_256(p), load_256(p + 8)}; }
 inline F f_from_i(I x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
 inline uint32_t max_magnitude_bits(F a, F b) {
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);
@@ -159,6 +185,18 @@ template <int kQuad>
 inline B b_add_bit_pair(B x, B pairs) {
     return {_mm256_or_si256(x.low, bit_pair<kQuad>(pairs.low)), _mm256_or_si256(x.high, bit_pair<kQuad>(pairs.high))};
 }
+
+template <int kByte>
+inline __m256 from_code(__m256i codes) {
+    return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(codes, 8 * kByte), _mm256_set1_epi32(255)));
+}
+template <int kBits, int kOffset>
+struct CodeNumbers {
+    template <int kByte>
+    F of(B codes) const {
+        return f_sub({from_code<kByte>(codes.low), from_code<kByte>(codes.high)}, f_set(static_cast<float>(kOffset)));
+    }
+};
 
 #if defined(__AVXVNNI__)
 template <bool kIsWide>

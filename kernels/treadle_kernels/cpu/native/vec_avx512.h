@@ -10,6 +10,7 @@ using I = __m512i;
 using B = __m512i;
 
 constexpr int kMaxRowsAtOnce = 8;  // rows of a linear layer whose sums fit in registers
+constexpr int kQuadsAtOnce = 8;  // of a group of terms, unrolled
 constexpr int kAttentionRowsAtOnce = 6;
 constexpr int kAttentionVectorsAtOnce = 4;
 
@@ -61,9 +62,26 @@ inline F f_load_i8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 
+inline F f_round_bf16(F x) {
+    const I bits = _mm512_castps_si512(x);
+    const I odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const I nearest = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const I kept = _mm512_mask_or_epi32(nearest, is_nan, bits, _mm512_set1_epi32(0x400000));
+    return _mm512_castsi512_ps(_mm512_and_si512(kept, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
+}
+inline void store_terms(F x, uint16_t* p) {
+    const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x), 16));
+    const __m256i swapped = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), swapped);
+}
+inline void store_terms_twice(F x, uint16_t* p) {
+    const I high = _mm512_castps_si512(x);
+    _mm512_storeu_si512(p, _mm512_or_si512(high, _mm512_srli_epi32(high, 16)));
+}
+
 inline I i_set(int32_t x) { return _mm512_set1_epi32(x); }
 inline F f_from_i(I x) { return _mm512_cvtepi32_ps(x); }
-inline I i_load(const int32_t* p) { return _mm512_loadu_si512(p); }
 inline uint32_t max_magnitude_bits(F a, F b) {
     const I mask = _mm512_set1_epi32(0x7fffffff);
     const I x = _mm512_and_si512(_mm512_castps_si512(a), mask), y = _mm512_and_si512(_mm512_castps_si512(b), mask);
@@ -76,7 +94,6 @@ inline int32_t store_codes(F x, int8_t* p) {
 }
 
 inline B b_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
-inline void b_store(uint8_t* p, B x) { _mm512_storeu_si512(p, x); }
 inline B b_low_nibbles(B x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 inline B b_high_nibbles(B x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
 inline B b_add_fifth_bits(B x, const uint8_t* mask) {
@@ -89,7 +106,26 @@ inline B b_add_bit_pair(B x, B pairs) {
     const B moved = kQuad < 2 ? _mm512_slli_epi16(pairs, 4 - 2 * kQuad) : _mm512_srli_epi16(pairs, 2 * kQuad - 4);
     return _mm512_or_si512(x, _mm512_and_si512(moved, _mm512_set1_epi8(0x30)));
 }
-inline B b_subtract(B x, int8_t offset) { return _mm512_sub_epi8(x, _mm512_set1_epi8(offset)); }
+// Up to five bits by look-up, more by sign extension.
+template <int kBits, int kOffset>
+class CodeNumbers {
+ public:
+    CodeNumbers() {
+        const F lanes = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        low_ = f_sub(lanes, f_set(static_cast<float>(kOffset)));
+        high_ = f_sub(lanes, f_set(static_cast<float>(kOffset - 16)));
+    }
+    template <int kByte>
+    inline __attribute__((always_inline)) F of(B codes) const {
+        if (kBits == 4) return _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 8 * kByte), low_);
+        if (kBits == 5) return _mm512_permutex2var_ps(low_, _mm512_srli_epi32(codes, 8 * kByte), high_);
+        const B centred = _mm512_sub_epi8(codes, _mm512_set1_epi8(static_cast<int8_t>(static_cast<uint8_t>(kOffset))));
+        return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(centred, 24 - 8 * kByte), 24));
+    }
+
+ private:
+    F low_, high_;
+};
 template <bool kIsWide>
 inline I i_dot(I sum, B codes, const int8_t* x) {
     int32_t quad;

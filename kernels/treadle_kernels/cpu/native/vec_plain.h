@@ -20,6 +20,7 @@ struct B {
 };
 
 constexpr int kMaxRowsAtOnce = 4;
+constexpr int kQuadsAtOnce = 1;  // of a group of terms, unrolled
 constexpr int kAttentionRowsAtOnce = 2;
 constexpr int kAttentionVectorsAtOnce = 2;
 
@@ -121,14 +122,29 @@ inline F f_load_i8(const int8_t* p) {
     return f_each([&](int i) { return static_cast<float>(p[i]); });
 }
 
+// The nearest bfloat16, ties to even.
+inline F f_round_bf16(F x) {
+    return f_each([&](int i) {
+        const uint32_t bits = treadle::bits_from_f32(x.lane[i]);
+        if (x.lane[i] != x.lane[i]) return treadle::f32_from_bits((bits & 0xffff0000u) | 0x400000u);  // stays NaN
+        return treadle::f32_from_bits((bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u);
+    });
+}
+// Stores lanes that are bfloat16; the middle two of each four swapped.
+inline void store_terms(F x, uint16_t* p) {
+    for (int i = 0; i < 16; ++i) {
+        const int from = (i & ~3) | (i & 1) << 1 | (i & 2) >> 1;
+        p[i] = static_cast<uint16_t>(treadle::bits_from_f32(x.lane[from]) >> 16);
+    }
+}
+// Stores each such lane twice.
+inline void store_terms_twice(F x, uint16_t* p) {
+    for (int i = 0; i < 32; ++i) p[i] = static_cast<uint16_t>(treadle::bits_from_f32(x.lane[i / 2]) >> 16);
+}
+
 inline I i_set(int32_t x) {
     I result;
     for (int32_t& lane : result.lane) lane = x;
-    return result;
-}
-inline I i_load(const int32_t* p) {
-    I result;
-    __builtin_memcpy(result.lane, p, sizeof result.lane);
     return result;
 }
 inline F f_from_i(I x) {
@@ -179,6 +195,15 @@ inline B b_add_bit_pair(B x, B pairs) {
     for (int i = 0; i < 64; ++i) x.lane[i] = static_cast<uint8_t>(x.lane[i] | (pairs.lane[i] >> (2 * kQuad) & 3) << 4);
     return x;
 }
+// Codes of kBits bits as numbers: code - kOffset.
+template <int kBits, int kOffset>
+struct CodeNumbers {
+    // Of byte kByte of each four.
+    template <int kByte>
+    F of(B codes) const {
+        return f_each([&](int i) { return static_cast<float>(codes.lane[4 * i + kByte] - kOffset); });
+    }
+};
 // Adds to each lane the dot product of its four unsigned codes with the four signed numbers at x. kIsWide: codes may
 // exceed 127.
 template <bool kIsWide>
