@@ -111,7 +111,8 @@ class AdmissionTurns:
             elif keeps_reserve and open_lanes(lanes, request, self._limits, keeps_reserve=False):
                 passed_over.add_tenant(request.submission.tenant)
                 request.timeline.note_blocked(self._book.now_ms, BlockedCause.NO_PLACE)
-                held_level = self._policy.level_of(request)
+                # Not that of this request, which an aged one of a lower class may be.
+                held_level = self._book.queue.level_of_tenant(request.submission.tenant)
             else:
                 self._pass_over(request, passed_over)
                 cause = why_no_lane(lanes, request, self._limits)

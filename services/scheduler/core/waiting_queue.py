@@ -67,5 +67,17 @@ class WaitingQueue:
                 first, first_rank = head, rank
         return first
 
+    def level_of_tenant(self, tenant: str) -> int:
+        """Return the highest class, 0 being the highest of all, of which a tenant has requests here.
+
+        Args:
+            tenant: One that has a member.
+        """
+        return min(
+            self._policy.level_of(head)
+            for (_, of_tenant, *_), queue in self._queue_by_group.items()
+            if of_tenant == tenant and (head := queue.peek()) is not None
+        )
+
     def _group_of(self, request: Request) -> tuple[str, ...]:
         return (request.submission.model, request.submission.tenant, *self._policy.group_of(request))

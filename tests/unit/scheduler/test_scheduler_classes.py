@@ -192,6 +192,18 @@ def test_lower_class_does_not_go_before_one_that_leaves_a_place_free() -> None:
     assert asked(harness.talk()) == ["normal"]
 
 
+def test_lower_class_does_not_go_before_a_higher_one_that_is_held_with_an_aged_one_of_its_tenant() -> None:
+    harness = Harness(policy=PolicySettings("composed", ageing_ms=100), max_num_requests=8, max_num_batched_tokens=64)
+    harness.add("early", (1,), 1, tenant="modest")
+    harness.run_to_rest()
+    harness.add("old", (1,), tenant="flood", priority=BATCH)
+    for index in range(8):
+        harness.add(f"flood-{index}", (index,), tenant="flood")
+    assert running_after_talk(harness) == 7
+    harness.add("batch", (1,), tenant="modest", priority=BATCH, now_ms=NOW_MS + 101)
+    assert asked(harness.talk()) == []  # "old" is aged, and it is the turn of the aged
+
+
 def test_tenant_takes_places_within_its_share_back_from_the_latest_of_one_that_borrowed_them() -> None:
     harness = Harness(max_num_requests=2, policy=PolicySettings("fair"))
     harness.add("early", tenant="heavy")
