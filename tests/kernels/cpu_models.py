@@ -71,6 +71,30 @@ class GgufTensors:
         return pack_linear(weight_format, rows, n, k, bias=bias)
 
 
+def load_layer(tensors: GgufTensors, index: int) -> LayerWeights:
+    """Pack one layer."""
+    prefix = f"blk.{index}"
+    attention_norm, mlp_norm = (
+        tensors.vector(f"{prefix}.attn_norm.weight"),
+        tensors.vector(f"{prefix}.ffn_norm.weight"),
+    )
+    assert attention_norm is not None
+    assert mlp_norm is not None
+    return LayerWeights(
+        attention_norm=attention_norm,
+        query=tensors.linear(f"{prefix}.attn_q"),
+        key=tensors.linear(f"{prefix}.attn_k"),
+        value=tensors.linear(f"{prefix}.attn_v"),
+        output=tensors.linear(f"{prefix}.attn_output"),
+        mlp_norm=mlp_norm,
+        gate=tensors.linear(f"{prefix}.ffn_gate"),
+        up=tensors.linear(f"{prefix}.ffn_up"),
+        down=tensors.linear(f"{prefix}.ffn_down"),
+        query_norm=tensors.vector(f"{prefix}.attn_q_norm.weight"),
+        key_norm=tensors.vector(f"{prefix}.attn_k_norm.weight"),
+    )
+
+
 def load_native(
     path: Path,
     pool: ThreadPool,
@@ -88,33 +112,11 @@ def load_native(
     angles = np.outer(np.arange(max_positions), inverse_frequencies(config.rope, config.head_dim))
     factor = attention_factor(config.rope)
 
-    def layer(index: int) -> LayerWeights:
-        prefix = f"blk.{index}"
-        attention_norm, mlp_norm = (
-            tensors.vector(f"{prefix}.attn_norm.weight"),
-            tensors.vector(f"{prefix}.ffn_norm.weight"),
-        )
-        assert attention_norm is not None
-        assert mlp_norm is not None
-        return LayerWeights(
-            attention_norm=attention_norm,
-            query=tensors.linear(f"{prefix}.attn_q"),
-            key=tensors.linear(f"{prefix}.attn_k"),
-            value=tensors.linear(f"{prefix}.attn_v"),
-            output=tensors.linear(f"{prefix}.attn_output"),
-            mlp_norm=mlp_norm,
-            gate=tensors.linear(f"{prefix}.ffn_gate"),
-            up=tensors.linear(f"{prefix}.ffn_up"),
-            down=tensors.linear(f"{prefix}.ffn_down"),
-            query_norm=tensors.vector(f"{prefix}.attn_q_norm.weight"),
-            key_norm=tensors.vector(f"{prefix}.attn_k_norm.weight"),
-        )
-
     final_norm = tensors.vector("output_norm.weight")
     assert final_norm is not None
     weights = ModelWeights(
         embedding=embedding,
-        layers=[layer(index) for index in range(config.num_layers)],
+        layers=[load_layer(tensors, index) for index in range(config.num_layers)],
         final_norm=final_norm,
         head=tensors.linear("output") if "output.weight" in tensors else embedding,
         rope_cos=(np.cos(angles) * factor).astype(np.float32),

@@ -111,15 +111,15 @@ class CodeTable {
     B low_, high_;
 };
 
-// Minima of up to 16 groups as pairs: [16 groups][16 columns][nearest bfloat16, and that of the rest].
+// Minima of up to 16 groups as pairs: [16 groups][16 columns][upper half of its bits, and that of what is left].
 template <class Fmt>
 void unpack_minima(const uint8_t* minima, int64_t count, uint16_t* out) {
     for (int64_t g = 0; g < 16; ++g) {
         I pairs = _mm512_setzero_si512();
         if (g < count) {
-            const F minimum = Fmt::load(minima + g * Fmt::vector_bytes), nearest = f_round_bf16(minimum);
-            const F left = f_round_bf16(f_sub(minimum, nearest));
-            pairs = _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(nearest), 16), _mm512_castps_si512(left));
+            const F minimum = Fmt::load(minima + g * Fmt::vector_bytes);
+            const F low = f_truncate_bf16(f_sub(minimum, f_truncate_bf16(minimum)));
+            pairs = _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(minimum), 16), _mm512_castps_si512(low));
         }
         _mm512_store_si512(out + 32 * g, pairs);
     }

@@ -8,7 +8,7 @@
 // Quantised, with activations as bfloat16 terms: for each term in turn, the products of a group's even and of its odd
 // words are summed apart, each in order with fused additions, and (even + odd) is added to the group's product; over
 // groups, sum = fma(product, weight scale, sum). Minima are groups of their own: a sum group meets the minima of 16
-// groups, each as two bfloat16 terms, with a scale of 1. This is what the AMX instruction TDPBF16PS computes (Intel
+// groups, each as two bfloat16 terms (the upper half of its bits, and that of what is left), with a scale of 1. This is what the AMX instruction TDPBF16PS computes (Intel
 // Architecture Instruction Set Extensions, "DAZ=FTZ=1, RNE"), for numbers that cannot become denormal.
 #include "formats.h"
 #include "kernels.h"
@@ -37,6 +37,15 @@ struct Format {
     static F load(const uint8_t* p) {
         if (kHasHalves) return f_load_f16(reinterpret_cast<const uint16_t*>(p));
         return f_load(reinterpret_cast<const float*>(p));
+    }
+
+    // The same for CodeNumbers, which may leave bits above the code in place.
+    static inline __attribute__((always_inline)) void unpack_numbers(const uint8_t* p, B codes[8]) {
+        if (kBits != 4 || !kIgnoresHighBits) return unpack(p, codes);
+        for (int i = 0; i < 4; ++i) {
+            codes[i] = b_load(p + 64 * i);
+            codes[i + 4] = b_shift_nibbles(codes[i]);
+        }
     }
 
     // The eight quads of a group: codes[i] byte 4 c + b is input 4 i + b of column c.
@@ -280,7 +289,7 @@ class SplitRows {
             __builtin_prefetch(tile_.quants + g * kStreamBytes + kPrefetchBytes + i);
         }
         B codes[8];
-        Fmt::unpack(tile_.quants + g * Fmt::quant_bytes, codes);
+        Fmt::unpack_numbers(tile_.quants + g * Fmt::quant_bytes, codes);
         const float* x = x_ + g * kTerms * kGroup;
         for (int half = 0; half < kHalves; ++half) {
             PairSums<kRows> pairs[kTerms];
@@ -308,9 +317,9 @@ class SplitRows {
         const float* x = x_ + (groups_ * kTerms + g / 16 * 2) * kGroup;
         PairSums<kRows> pairs[2];
         for (int i = 0; i < rest(groups_, g); ++i) {
-            const F minimum = Fmt::load(tile_.minima + (g + i) * Fmt::vector_bytes), nearest = f_round_bf16(minimum);
-            const F left = f_round_bf16(f_sub(minimum, nearest));
-            for (int term = 0; term < 2; ++term) pairs[term].add(x + term * kGroup + 2 * i, stride_, nearest, left);
+            const F minimum = Fmt::load(tile_.minima + (g + i) * Fmt::vector_bytes), high = f_truncate_bf16(minimum);
+            const F low = f_truncate_bf16(f_sub(minimum, high));
+            for (int term = 0; term < 2; ++term) pairs[term].add(x + term * kGroup + 2 * i, stride_, high, low);
         }
         F products[kRows];
         for (F& product : products) product = f_set(0.0f);

@@ -16,6 +16,7 @@ struct B {
 };
 
 constexpr int kMaxRowsAtOnce = 2;
+constexpr bool kIgnoresHighBits = false;  // CodeNumbers of four bits
 constexpr int kQuadsAtOnce = 8;  // of a group of terms, unrolled
 constexpr int kAttentionRowsAtOnce = 2;
 constexpr int kAttentionVectorsAtOnce = 2;
@@ -115,6 +116,10 @@ inline __m256 round_bf16(__m256 x) {
     return _mm256_and_ps(kept, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int32_t>(0xffff0000))));
 }
 inline F f_round_bf16(F x) { return {round_bf16(x.low), round_bf16(x.high)}; }
+inline F f_truncate_bf16(F x) {
+    const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int32_t>(0xffff0000)));
+    return {_mm256_and_ps(x.low, mask), _mm256_and_ps(x.high, mask)};
+}
 inline void store_terms(F x, uint16_t* p) {
     const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(x.low), 16);
     const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(x.high), 16);
@@ -162,6 +167,7 @@ inline B b_high_nibbles(B x) {
     const __m256i mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(_mm256_srli_epi16(x.low, 4), mask), _mm256_and_si256(_mm256_srli_epi16(x.high, 4), mask)};
 }
+inline B b_shift_nibbles(B x) { return b_high_nibbles(x); }
 // 16 in each byte whose bit is set.
 inline __m256i sixteens(const uint8_t* mask) {
     int32_t bits;

@@ -10,6 +10,7 @@ using I = __m512i;
 using B = __m512i;
 
 constexpr int kMaxRowsAtOnce = 8;  // rows of a linear layer whose sums fit in registers
+constexpr bool kIgnoresHighBits = true;  // CodeNumbers of four bits
 constexpr int kQuadsAtOnce = 8;  // of a group of terms, unrolled
 constexpr int kAttentionRowsAtOnce = 6;
 constexpr int kAttentionVectorsAtOnce = 4;
@@ -70,6 +71,9 @@ inline F f_round_bf16(F x) {
     const I kept = _mm512_mask_or_epi32(nearest, is_nan, bits, _mm512_set1_epi32(0x400000));
     return _mm512_castsi512_ps(_mm512_and_si512(kept, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
 }
+inline F f_truncate_bf16(F x) {
+    return _mm512_and_ps(x, _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
+}
 inline void store_terms(F x, uint16_t* p) {
     const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x), 16));
     const __m256i swapped = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
@@ -96,6 +100,7 @@ inline int32_t store_codes(F x, int8_t* p) {
 inline B b_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline B b_low_nibbles(B x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 inline B b_high_nibbles(B x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
+inline B b_shift_nibbles(B x) { return _mm512_srli_epi32(x, 4); }
 inline B b_add_fifth_bits(B x, const uint8_t* mask) {
     uint64_t bits;
     __builtin_memcpy(&bits, mask, sizeof bits);

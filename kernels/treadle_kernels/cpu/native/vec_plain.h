@@ -20,6 +20,7 @@ struct B {
 };
 
 constexpr int kMaxRowsAtOnce = 4;
+constexpr bool kIgnoresHighBits = false;  // CodeNumbers of four bits
 constexpr int kQuadsAtOnce = 1;  // of a group of terms, unrolled
 constexpr int kAttentionRowsAtOnce = 2;
 constexpr int kAttentionVectorsAtOnce = 2;
@@ -130,6 +131,10 @@ inline F f_round_bf16(F x) {
         return treadle::f32_from_bits((bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u);
     });
 }
+// The bfloat16 that is nearest towards zero.
+inline F f_truncate_bf16(F x) {
+    return f_each([&](int i) { return treadle::f32_from_bits(treadle::bits_from_f32(x.lane[i]) & 0xffff0000u); });
+}
 // Stores lanes that are bfloat16; the middle two of each four swapped.
 inline void store_terms(F x, uint16_t* p) {
     for (int i = 0; i < 16; ++i) {
@@ -184,6 +189,8 @@ inline B b_high_nibbles(B x) {
     for (uint8_t& lane : x.lane) lane >>= 4;
     return x;
 }
+// High nibbles in place of the low ones; what lies above them is undefined.
+inline B b_shift_nibbles(B x) { return b_high_nibbles(x); }
 // Adds 16 to the bytes whose bits are set in the 64 at `mask`.
 inline B b_add_fifth_bits(B x, const uint8_t* mask) {
     for (int i = 0; i < 64; ++i) x.lane[i] = static_cast<uint8_t>(x.lane[i] + ((mask[i / 8] >> (i % 8) & 1) << 4));
