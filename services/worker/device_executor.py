@@ -109,15 +109,14 @@ class DeviceExecutor:
         return 0 if self._runner is None else self._runner.num_requests
 
     async def close(self, timeout_s: float = 5.0) -> bool:
-        """Stop the thread after what is queued.
+        """Stop the thread after what is queued; called again, wait for it again.
 
         Returns:
             Whether the thread ended within the bound.
         """
-        if self._is_closed:
-            return not self._thread.is_alive()
-        self._is_closed = True
-        self._calls.put(None)
+        if not self._is_closed:
+            self._is_closed = True
+            self._calls.put(None)
         if self._thread.is_alive():
             # Joining blocks, so a thread of the loop's pool waits in its stead, within the same bound.
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join, timeout_s)
