@@ -20,13 +20,13 @@ using treadle::kTermWords;
 
 // A unit is what one tile product takes in: a group, or half of one where that has a scale of its own, or a sum group.
 constexpr int kTileRows = 16;
-constexpr int kGroupWords = kColumns * kGroup;        // of a group's codes: [16 pairs][16 columns][2]
-constexpr int kProductFloats = kTileRows * kColumns;  // of a unit
-constexpr int kRing = 4;                              // products that are kept
-constexpr int kAhead = 2;                             // units between a product and its use
-constexpr int64_t kPrefetchGroups = 16;               // ahead of the weights in use
-constexpr int kPrefetchUpToRows = 32;                 // with more, arithmetic hides memory
-constexpr int kFewRows = 2;                           // so many are faster on AVX-512
+constexpr int kUnitsAtOnce = 4;                        // their codes and terms stay in the first-level cache
+constexpr int kTilesAtOnce = 2;                         // column tiles that meet the same terms
+constexpr int kGroupWords = kColumns * kGroup;         // of a group's codes: [16 pairs][16 columns][2]
+constexpr int kProductFloats = kTileRows * kColumns;   // of a unit
+constexpr int64_t kPrefetchGroups = 2 * kUnitsAtOnce;  // ahead of the weights in use
+constexpr int kPrefetchUpToRows = 64;                  // with more, arithmetic hides memory
+constexpr int kFewRows = 2;                            // so many are faster on AVX-512
 
 // The operand of LDTILECFG (Intel SDM volume 1, section 18.3).
 struct alignas(64) TileConfig {
@@ -125,8 +125,8 @@ void unpack_minima(const uint8_t* minima, int64_t count, uint16_t* out) {
     }
 }
 
-// Multiplies kRows rows and one column tile of one unit. Tile numbers are literals; turns between two sets let a product
-// start while the last one is stored.
+// Multiplies some rows and one column tile of one unit. Tile numbers are literals; turns between two sets let a
+// product start while the last one is stored.
 template <int kTerms>
 inline __attribute__((always_inline)) void multiply(bool is_odd, const uint16_t* terms, const uint16_t* codes,
                                                     float* out) {
@@ -154,112 +154,135 @@ inline __attribute__((always_inline)) void multiply(bool is_odd, const uint16_t*
     asm volatile("" ::: "memory");  // tile instructions do not tell the compiler what memory they touch
 }
 
-// One column tile for one block of kRows rows. Products run ahead of their use, and the codes, if they are not unpacked
-// yet, ahead of the products.
+// A thread's product of some rows with some column tiles. Units are taken kUnitsAtOnce at a time: their codes are
+// unpacked, and meet one block of rows after the other, whose sums wait in memory meanwhile.
 template <class Fmt, int kTerms, int kRows>
-class TiledRows {
+class TiledProduct {
  public:
-    TiledRows(const LinearCall& call, const TileLayout& layout, const CodeTable<Fmt>& table, int64_t tile)
+    explicit TiledProduct(const LinearCall& call)
         : call_(call),
-          table_(table),
-          tile_(tile_at(call, layout, tile)),
-          tile_index_(tile),
+          layout_(treadle::tile_layout(*treadle::format_info(call.weights->format), call.weights->k)),
           groups_(call.weights->k / kGroup),
           num_scaled_(groups_ * kHalves),
           num_units_(num_scaled_ + (Fmt::has_minimum ? treadle::num_sum_groups(groups_) : 0)),
           codes_(reinterpret_cast<uint16_t*>(call.scratch)),
-          ring_(reinterpret_cast<float*>(codes_ + num_units_ * kUnitWords)),
-          prefetches_(call.row_end - call.row_begin <= kPrefetchUpToRows) {}
+          products_(reinterpret_cast<float*>(codes_ + kTilesAtOnce * kUnitsAtOnce * kGroupWords)),
+          sums_(products_ + 2 * kUnitsAtOnce * kProductFloats) {}
 
-    template <bool kUnpacks>
-    void run(int64_t row) const {
-        const uint16_t* terms = row_terms(*call_.x, row, call_.weights->k);
-        F sums[kRows];
-#pragma GCC unroll 16
-        for (int j = 0; j < kRows; ++j) sums[j] = f_set(0.0f);
-        if (kUnpacks) {
-            for (int64_t g = 0; Fmt::has_minimum && g < groups_; g += 16) {
-                unpack_minima<Fmt>(tile_.minima + g * Fmt::vector_bytes, groups_ - g,
-                                   codes_ + (num_scaled_ + g / 16) * kUnitWords);
+    void run() {
+        TileConfig(kRows, kGroup / kHalves).load();
+        for (first_tile_ = call_.tile_begin; first_tile_ < call_.tile_end; first_tile_ += kTilesAtOnce) {
+            const int64_t left = call_.tile_end - first_tile_;
+            num_tiles_ = left < kTilesAtOnce ? static_cast<int>(left) : kTilesAtOnce;
+            for (int64_t begin = 0; begin < num_units_; begin += kUnitsAtOnce) {
+                const int64_t units_left = num_units_ - begin;
+                const int count = units_left < kUnitsAtOnce ? static_cast<int>(units_left) : kUnitsAtOnce;
+                for (int t = 0; t < num_tiles_; ++t) unpack(t, begin, count);
+                for (int64_t row = call_.row_begin; row < call_.row_end; row += kRows) add_units(row, begin, count);
             }
-            for (int64_t group = 0; group < kAhead && group < groups_; ++group) unpack(group);
         }
-        for (int64_t unit = 0; unit < kAhead && unit < num_units_; ++unit) multiply_unit(terms, unit);
-        for (int64_t unit = 0; unit < num_units_; ++unit) {
-            const int64_t ahead = unit + kAhead;
-            if (kUnpacks && ahead < num_scaled_ && ahead % kHalves == 0 && ahead / kHalves >= kAhead) {
-                unpack(ahead / kHalves);
-            }
-            if (ahead < num_units_) multiply_unit(terms, ahead);
-            const F scale = unit < num_scaled_ ? Fmt::load(tile_.scales + unit * Fmt::vector_bytes) : f_set(1.0f);
-            const float* product = ring_ + unit % kRing * kProductFloats;
-#pragma GCC unroll 16
-            for (int j = 0; j < kRows; ++j) sums[j] = f_fma(f_load(product + kColumns * j), scale, sums[j]);
-        }
-        store(row, sums);
+        _tile_release();
     }
 
  private:
     static constexpr int kHalves = Fmt::scales_per_group;
     static constexpr int kUnitWords = kGroupWords / kHalves;
 
-    inline __attribute__((always_inline)) void unpack(int64_t group) const {
-        constexpr int kStreamBytes = Fmt::quant_bytes + (kHalves + (Fmt::has_minimum ? 1 : 0)) * Fmt::vector_bytes;
-        // The planes of a tile follow each other, and so do tiles: one stream, of so many bytes a group.
-        for (int i = 0; prefetches_ && i < kStreamBytes; i += 64) {
-            __builtin_prefetch(tile_.quants + (group + kPrefetchGroups) * kStreamBytes + i);
+    // Codes of some units of a tile, in their order; asks for those that come next.
+    void unpack(int t, int64_t begin, int count) {
+        const Tile tile = tile_at(call_, layout_, first_tile_ + t);
+        uint16_t* out = codes_ + t * kUnitsAtOnce * kUnitWords;
+        const bool prefetches = call_.row_end - call_.row_begin <= kPrefetchUpToRows;
+        for (int64_t unit = begin; unit < begin + count; unit += unit < num_scaled_ ? kHalves : 1) {
+            uint16_t* of_unit = out + (unit - begin) * kUnitWords;
+            if (unit >= num_scaled_) {
+                const int64_t group = (unit - num_scaled_) * 16;
+                unpack_minima<Fmt>(tile.minima + group * Fmt::vector_bytes, groups_ - group, of_unit);
+                continue;
+            }
+            const int64_t group = unit / kHalves;
+            if (prefetches) prefetch(tile, group);
+            table_.unpack(tile.quants + group * Fmt::quant_bytes, of_unit);
         }
-        table_.unpack(tile_.quants + group * Fmt::quant_bytes, codes_ + group * kGroupWords);
     }
 
-    inline __attribute__((always_inline)) void multiply_unit(const uint16_t* terms, int64_t unit) const {
-        const uint16_t* codes = codes_ + unit * kUnitWords;
-        float* out = ring_ + unit % kRing * kProductFloats;
+    // Codes some groups ahead, at the end those of the tile that follows these; and a share of that one's other planes.
+    void prefetch(const Tile& tile, int64_t group) const {
+        const uint8_t* next_tile = tile.quants + num_tiles_ * layout_.tile_bytes;
+        const int64_t ahead = group + kPrefetchGroups;
+        const uint8_t* quants = ahead < groups_ ? tile.quants + ahead * Fmt::quant_bytes
+                                                : next_tile + (ahead - groups_) * Fmt::quant_bytes;
+        for (int i = 0; i < Fmt::quant_bytes; i += 64) __builtin_prefetch(quants + i);
+        constexpr int kOtherBytes = (kHalves + (Fmt::has_minimum ? 1 : 0)) * Fmt::vector_bytes;
+        const uint8_t* others = next_tile + layout_.scales + group * kOtherBytes;
+        for (int i = 0; i < kOtherBytes; i += 64) __builtin_prefetch(others + i);
+    }
+
+    inline __attribute__((always_inline)) void multiply_unit(const uint16_t* terms, int t, int64_t begin, int i) const {
+        const int64_t unit = begin + i;
+        const uint16_t* codes = codes_ + (t * kUnitsAtOnce + i) * kUnitWords;
+        float* out = products_ + (t % 2 * kUnitsAtOnce + i) * kProductFloats;
         if (unit < num_scaled_) {
             const int64_t word = unit / kHalves * kTerms * kTermWords + unit % kHalves * (kGroup / kHalves);
-            multiply<kTerms>(unit % 2 != 0, terms + word, codes, out);
+            multiply<kTerms>(i % 2 != 0, terms + word, codes, out);
         } else {
             const int64_t word = (groups_ * kTerms + (unit - num_scaled_) * 2) * kTermWords;
-            multiply<2>(unit % 2 != 0, terms + word, codes, out);
+            multiply<2>(i % 2 != 0, terms + word, codes, out);
         }
     }
 
-    void store(int64_t row, const F sums[kRows]) const {
+    // Adds some units to a block of rows: products of a tile while those of the one before are summed.
+    void add_units(int64_t row, int64_t begin, int count) {
+        const uint16_t* terms = row_terms(*call_.x, row, call_.weights->k);
+        float* sums = sums_ + (row - call_.row_begin) / kRows * kTilesAtOnce * kRows * kColumns;
+        for (int i = 0; i < count; ++i) multiply_unit(terms, 0, begin, i);
+        for (int t = 0; t < num_tiles_; ++t) {
+            float* of_tile = sums + t * kRows * kColumns;
+            const Tile tile = tile_at(call_, layout_, first_tile_ + t);
+            const float* products = products_ + t % 2 * kUnitsAtOnce * kProductFloats;
+            F rows[kRows];
+#pragma GCC unroll 16
+            for (int j = 0; j < kRows; ++j) rows[j] = begin == 0 ? f_set(0.0f) : f_load(of_tile + j * kColumns);
+            for (int i = 0; i < count; ++i) {
+                if (t + 1 < num_tiles_) multiply_unit(terms, t + 1, begin, i);
+                const int64_t unit = begin + i;
+                const F scale =
+                    unit < num_scaled_ ? Fmt::load(tile.scales + unit * Fmt::vector_bytes) : f_set(1.0f);
+#pragma GCC unroll 16
+                for (int j = 0; j < kRows; ++j) {
+                    rows[j] = f_fma(f_load(products + i * kProductFloats + j * kColumns), scale, rows[j]);
+                }
+            }
+#pragma GCC unroll 16
+            for (int j = 0; j < kRows; ++j) f_store(of_tile + j * kColumns, rows[j]);
+            if (begin + count == num_units_) store_rows(row, first_tile_ + t, of_tile);
+        }
+    }
+
+    void store_rows(int64_t row, int64_t tile, const float* sums) const {
         const int64_t count = call_.row_end - row < kRows ? call_.row_end - row : kRows;
-        for (int64_t j = 0; j < count; ++j) store_outputs(call_, row + j, tile_index_, sums[j]);
+        for (int64_t j = 0; j < count; ++j) store_outputs(call_, row + j, tile, f_load(sums + j * kColumns));
     }
 
     const LinearCall& call_;
-    const CodeTable<Fmt>& table_;
-    const Tile tile_;
-    const int64_t tile_index_;
+    const CodeTable<Fmt> table_;
+    const TileLayout layout_;
     const int64_t groups_;
     const int64_t num_scaled_;  // units with scales; those after them are sum groups
     const int64_t num_units_;
-    uint16_t* const codes_;  // [units], all of the tile
-    float* const ring_;      // [kRing][kTileRows][kColumns]
-    const bool prefetches_;
+    uint16_t* const codes_;   // [kTilesAtOnce][kUnitsAtOnce]
+    float* const products_;   // [2][kUnitsAtOnce][kTileRows][kColumns]
+    float* const sums_;       // [row blocks][kTilesAtOnce][kRows][kColumns]
+    int64_t first_tile_ = 0;
+    int num_tiles_ = 0;
 };
-
-template <class Fmt, int kTerms, int kRows>
-void tiled_linear(const LinearCall& call) {
-    const TileLayout layout = treadle::tile_layout(*treadle::format_info(call.weights->format), call.weights->k);
-    const CodeTable<Fmt> table;
-    TileConfig(kRows, kGroup / Fmt::scales_per_group).load();
-    for (int64_t tile = call.tile_begin; tile < call.tile_end; ++tile) {
-        const TiledRows<Fmt, kTerms, kRows> rows(call, layout, table, tile);
-        rows.template run<true>(call.row_begin);
-        for (int64_t row = call.row_begin + kRows; row < call.row_end; row += kRows) rows.template run<false>(row);
-    }
-    _tile_release();
-}
 
 template <class Fmt, int kTerms>
 void tiled_linear_of(const LinearCall& call) {
     const int64_t rows = call.row_end - call.row_begin;
-    if (rows > 8) return tiled_linear<Fmt, kTerms, 16>(call);
-    if (rows > 4) return tiled_linear<Fmt, kTerms, 8>(call);
-    tiled_linear<Fmt, kTerms, 4>(call);
+    if (rows > 8) return TiledProduct<Fmt, kTerms, 16>(call).run();
+    if (rows > 4) return TiledProduct<Fmt, kTerms, 8>(call).run();
+    TiledProduct<Fmt, kTerms, 4>(call).run();
 }
 
 void linear_with_tiles(const LinearCall& call) {

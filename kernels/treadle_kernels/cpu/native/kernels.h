@@ -133,8 +133,14 @@ struct Kernels {
     void (*softmax_weights)(const float* x, int64_t n, float x_max, float temperature, float min_weight, float* y);
 };
 
-// Of a column tile its codes as bfloat16, its minima, and products on their way; or two rows of terms.
-static inline int64_t linear_scratch_bytes(int64_t k) { return 36 * k + 40 * 1024; }
+constexpr int64_t kMaxLinearRows = 512;  // of a call
+
+// Codes and products on their way, and sums of the rows of a call for two column tiles; or two rows of terms.
+static inline int64_t linear_scratch_bytes(int64_t k) {
+    const int64_t of_tiles = 16 * 1024 + kMaxLinearRows * 2 * kColumns * int64_t{sizeof(float)};
+    const int64_t of_rows = 20 * (k + 1024);
+    return of_tiles > of_rows ? of_tiles : of_rows;
+}
 
 static inline int64_t attention_rows(int64_t group_size) {
     return group_size > kMaxAttentionRows ? group_size : kMaxAttentionRows;

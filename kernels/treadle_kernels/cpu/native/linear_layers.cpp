@@ -8,7 +8,7 @@ namespace treadle {
 namespace {
 
 // Rows of a product that one chunk computes: so few that codes stay in the second-level cache beside the weights.
-constexpr int64_t kRowsPerChunk = 512;
+constexpr int64_t kRowsPerChunk = kMaxLinearRows;
 // About a microsecond of reading weights, far above the cost of claiming a chunk.
 constexpr int64_t kBytesPerChunk = 32 * 1024;
 

@@ -182,8 +182,8 @@ typedef struct treadle_model_desc {
     float rms_norm_eps;
     int32_t max_num_tokens;   // most tokens of a step
     int32_t max_num_sampled;  // most sampled tokens of a step
-    int32_t activations;      // treadle_activations
-    int32_t activation_terms; // 1 or 2
+    int32_t activations;       // treadle_activations
+    int32_t activation_terms;  // 1 or 2
 } treadle_model_desc;
 
 typedef struct treadle_model treadle_model;
