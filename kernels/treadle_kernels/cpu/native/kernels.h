@@ -19,8 +19,8 @@ constexpr int kTermWords = kRowBlock * kGroup;  // of one term of a group, for a
 //
 // Codes: a value is its code times the scale of its group of 32. Terms: a value is the sum of its one or two terms, the
 // first being the nearest bfloat16 and the second the nearest to what the first misses. The terms of a group are in
-// the order of term_input(); behind the groups follow sum groups for weights with minima, always of two terms: words 2 i
-// and 2 i + 1 both hold the sum of the terms of the i-th of 16 groups.
+// the order of term_input(); behind the groups follow sum groups for weights with minima, always of two terms: words
+// 2 i and 2 i + 1 both hold the sum of the terms of the i-th of 16 groups.
 struct Activations {
     const float* values = nullptr;       // [rows][k]
     const uint16_t* terms = nullptr;     // [row blocks]{[groups][num_terms], [sum groups][2]}[16][32]; null: codes

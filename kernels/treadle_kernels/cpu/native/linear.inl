@@ -8,8 +8,9 @@
 // Quantised, with activations as bfloat16 terms: for each term in turn, the products of a group's even and of its odd
 // words are summed apart, each in order with fused additions, and (even + odd) is added to the group's product; over
 // groups, sum = fma(product, weight scale, sum). Minima are groups of their own: a sum group meets the minima of 16
-// groups, each as two bfloat16 terms (the upper half of its bits, and that of what is left), with a scale of 1. This is what the AMX instruction TDPBF16PS computes (Intel
-// Architecture Instruction Set Extensions, "DAZ=FTZ=1, RNE"), for numbers that cannot become denormal.
+// groups, each as two bfloat16 terms (the upper half of its bits, and that of what is left), with a scale of 1. This is
+// what the AMX instruction TDPBF16PS computes for numbers that cannot become denormal (Intel Architecture Instruction
+// Set Extensions: fused, nearest even, denormals as zero).
 #include "formats.h"
 #include "kernels.h"
 
