@@ -271,18 +271,27 @@ async def test_peer_that_is_slow_to_answer_a_connection_is_not_taken_for_dead(tm
         while data := await reader.read(65536):
             writer.write(data)
         writer.close()
+        await writer.wait_closed()
 
+    relayed = asyncio.Event()
+    writers: list[asyncio.StreamWriter] = []
     async with serving(tmp_path) as (_, _, address):
 
         async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await asyncio.sleep(0.3)  # as a process that does not get the processor
             peer_reader, peer_writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+            writers.extend((writer, peer_writer))
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(pump(reader, peer_writer))
                 tasks.create_task(pump(peer_reader, writer))
+            relayed.set()
 
         async with await asyncio.start_unix_server(relay, f"{tmp_path}/slow") as slow:
             async with open_channel(f"unix:{tmp_path}/slow") as channel:
                 answer = await kv_grpc.KVCacheServiceStub(channel).GetUsage(kv_pb2.GetUsageRequest(), timeout=10)
+            for writer in writers:
+                writer.close()
+            async with asyncio.timeout(10):
+                await relayed.wait()
             slow.close()
     assert answer == kv_pb2.GetUsageResponse()
