@@ -208,6 +208,7 @@ class KVBroker:
             self._outbox.release(lane.info.name, grant.handle)  # the request has ended meanwhile
             return
         lane.running[grant.handle] = request
+        request.has_taken_place = False
         is_first = not request.has_run
         request.begin_running(grant)
         self._book.num_admitted += 1
@@ -237,11 +238,15 @@ class KVBroker:
             can_wait = any(can_run_on(each, request) for each in self._lane_by_worker.values())
             return None if can_wait else request
         is_limit = denied.reason is DenialReason.TENANT_LIMIT
+        # Who gave way to it would be back as soon as a prompt is committed, and give way to it again.
+        is_in_vain = request.has_taken_place and bool(lane.running)
+        request.has_taken_place = False
+        until = AdmissionHold.UNTIL_FINISH if is_in_vain else AdmissionHold.UNTIL_NEWS
         if not self._outbox.has_releases(pool):  # else what comes free may do already
             if is_limit:
-                lane.holds.hold_tenant(AdmissionHold.UNTIL_NEWS, tenant)
+                lane.holds.hold_tenant(until, tenant)
             else:
-                lane.holds.hold_all(AdmissionHold.UNTIL_NEWS, tenant)
+                lane.holds.hold_all(until, tenant)
         cause = BlockedCause.TENANT_LIMIT if is_limit else BlockedCause.NO_BLOCKS
         needed, free = denied.num_blocks_needed, denied.num_free_blocks
         request.timeline.note_blocked(self._book.now_ms, cause, needed, free)
@@ -307,6 +312,7 @@ class KVBroker:
 
     def _take_place(self, victim: Request, by: Request) -> None:
         self._displace(victim, by, PreemptionCause.PLACE_TAKEN)
+        by.has_taken_place = True
 
     def _displace(self, victim: Request, by: Request, cause: PreemptionCause) -> None:
         """Preempt ``victim`` in favour of the waiting request ``by``, which therefore is not to be held back."""

@@ -11,8 +11,9 @@ request has had to give way raises it by a class, so that a stream of vips canno
   it fits (checked when it was admitted). So it runs to its end, and then the next best is the best.
 - *No ping-pong.* After a preemption for want of blocks the lane admits nobody until one of its requests has ended.
   Otherwise the victim, whose blocks were just freed, would be admitted again at once, only to be preempted at the next
-  block that another request needs. After a preemption for a place, the one that took it is no one's to displace; after
-  one for what is reserved to a tenant, the request that reclaimed it is asked for first.
+  block that another request needs. After a preemption for a place, the one that took it is no one's to displace, and if
+  it finds no blocks there, nobody is admitted until a request has ended, as above; after one for what is reserved to a
+  tenant, the request that reclaimed it is asked for first.
 """
 
 from collections.abc import Iterable

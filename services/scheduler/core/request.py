@@ -73,6 +73,7 @@ class Request:
         num_cached_tokens: Hit of the first admission; None before.
         prefix_hashes: Of the beginnings of the prompt, for placement; None before they were needed.
         num_preemptions: How often it had to give way to another request.
+        has_taken_place: Whether another one gave way to it, and it has not been granted blocks yet.
         max_length: Length at which the output is cut, since its tenant may not hold more; NEVER as far as is known.
         misfit_pools: Where its tenant may not hold as much as it may grow to, as far as is known.
         handle: Of the present admission.
@@ -105,6 +106,7 @@ class Request:
     num_cached_tokens: int | None = None
     prefix_hashes: list[int] | None = None
     num_preemptions: int = 0
+    has_taken_place: bool = False
     max_length: int = NEVER
     misfit_pools: frozenset[str] = frozenset()
     handle: int = NO_HANDLE
