@@ -188,7 +188,7 @@ class Simulation:
     def has_free_place(self) -> bool:
         """Tell whether one more request could run, as far as places go."""
         lanes = self.scheduler._lane_by_worker.values()
-        return any(lane.num_places_taken < self.world.limits.max_num_requests for lane in lanes)
+        return any(lane.num_places_taken < self.world.limits.max_num_requests for lane in lanes if not lane.is_draining)
 
     def _read_events(self) -> bool:
         events = self.scheduler.take_events()
