@@ -86,13 +86,13 @@ def find_compiler() -> str:
 
 def _compile(compiler: str, unit: _Unit, directory: Path, extra_flags: tuple[str, ...]) -> Path:
     target = directory / f"{unit.source.stem}.o"
-    command = [compiler, *_FLAGS, *extra_flags, "-c", str(unit.source), "-o", str(target)]
+    end = [*extra_flags, "-c", str(unit.source), "-o", str(target)]
     try:
-        _run([*command, *unit.flags])
+        _run([compiler, *_FLAGS, *unit.flags, *end])
     except BuildError:
         if not unit.flags:
             raise
-        _run(command)  # without its flags, the file says that the instruction set is not there
+        _run([compiler, *_FLAGS, *end])  # without its flags, the file says that the instruction set is not there
     return target
 
 

@@ -352,8 +352,10 @@ void split_rows(const LinearCall& call, int64_t row) {
 template <class Fmt, int kTerms>
 void split_linear(const LinearCall& call) {
     int64_t row = call.row_begin;
-    for (; row + 2 <= call.row_end; row += 2) split_rows<Fmt, kTerms, 2>(call, row);
-    if (row < call.row_end) split_rows<Fmt, kTerms, 1>(call, row);
+    if constexpr (kSplitRowsAtOnce == 2) {
+        for (; row + 2 <= call.row_end; row += 2) split_rows<Fmt, kTerms, 2>(call, row);
+    }
+    for (; row < call.row_end; ++row) split_rows<Fmt, kTerms, 1>(call, row);
 }
 
 struct NumbersF32 {

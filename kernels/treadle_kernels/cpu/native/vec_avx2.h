@@ -16,8 +16,9 @@ struct B {
 };
 
 constexpr int kMaxRowsAtOnce = 2;
+constexpr int kSplitRowsAtOnce = 1;
 constexpr bool kIgnoresHighBits = false;  // CodeNumbers of four bits
-constexpr int kQuadsAtOnce = 8;  // of a group of terms, unrolled
+constexpr int kQuadsAtOnce = 2;  // of a group of terms, unrolled
 constexpr int kAttentionRowsAtOnce = 2;
 constexpr int kAttentionVectorsAtOnce = 2;
 

@@ -10,6 +10,7 @@ using I = __m512i;
 using B = __m512i;
 
 constexpr int kMaxRowsAtOnce = 8;  // rows of a linear layer whose sums fit in registers
+constexpr int kSplitRowsAtOnce = 2;
 constexpr bool kIgnoresHighBits = true;  // CodeNumbers of four bits
 constexpr int kQuadsAtOnce = 8;  // of a group of terms, unrolled
 constexpr int kAttentionRowsAtOnce = 6;

@@ -20,6 +20,8 @@ struct B {
 };
 
 constexpr int kMaxRowsAtOnce = 4;
+// Rows with activations as terms, which only AVX-512 is fast with: elsewhere the code is kept small.
+constexpr int kSplitRowsAtOnce = 1;
 constexpr bool kIgnoresHighBits = false;  // CodeNumbers of four bits
 constexpr int kQuadsAtOnce = 1;  // of a group of terms, unrolled
 constexpr int kAttentionRowsAtOnce = 2;
