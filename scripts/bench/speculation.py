@@ -12,11 +12,9 @@ Examples:
 """
 
 import argparse
-import json
 import re
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import urllib.request
@@ -24,11 +22,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scripts.bench.peers.definitions import TREADLE, running_server
+from scripts.bench.peers.definitions import TREADLE, PeerFailed, run_generator, running_server
 
 _SERVE: Final = Path(__file__).with_name("serve.py")
 _GUESSED: Final = re.compile(r"^treadle_gateway_(draft|accepted)_tokens_total\{.*\} (\S+)$", re.MULTILINE)
@@ -103,7 +101,7 @@ def sum_guesses(metrics: str) -> dict[str, float]:
     return counts
 
 
-def _run_load(base_url: str, row: Row, json_file: Path) -> dict:  # type: ignore[type-arg]
+def _run_load(base_url: str, row: Row, json_file: Path) -> dict[str, Any]:
     flags = {
         "base-url": base_url,
         "prompt-kind": row.kind,
@@ -116,10 +114,10 @@ def _run_load(base_url: str, row: Row, json_file: Path) -> dict:  # type: ignore
         "json": json_file,
     }
     command = [sys.executable, str(_SERVE), *(f"--{name}={value}" for name, value in flags.items())]
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if result.returncode:
-        raise SystemExit(f"{row.name}: the load generator failed:\n{result.stdout[-2000:]}")
-    return dict(json.loads(json_file.read_text(encoding="utf-8"))["report"])
+    try:
+        return dict(run_generator(command, json_file, row.name)["report"])
+    except PeerFailed as failure:
+        raise SystemExit(str(failure)) from failure
 
 
 def format_table(rows: list[Row], plain: Mapping[str, list[Figures]], guessing: Mapping[str, list[Figures]]) -> str:

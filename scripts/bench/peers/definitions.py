@@ -7,6 +7,7 @@ server that was started here is ended with its whole process group.
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 _CACHE: Final = Path(os.environ.get("TREADLE_CACHE_DIR") or Path.home() / ".cache/treadle")
@@ -181,6 +182,19 @@ def load_command(base_url: str, row: Row, json_file: Path) -> list[str]:
     """Return the command that runs a row on a server."""
     generator = ROOT / "scripts/bench/serve.py"
     return [sys.executable, str(generator), "--base-url", base_url, "--json", str(json_file), *row.load_flags()]
+
+
+def run_generator(command: Sequence[str], json_file: Path, name: str) -> dict[str, Any]:
+    """Run a load generator; return the document that it wrote.
+
+    Raises:
+        PeerFailed: it failed, or wrote nothing; ``name`` says at what.
+    """
+    json_file.unlink(missing_ok=True)
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if result.returncode or not json_file.exists():
+        raise PeerFailed(f"{name}: the load generator failed:\n{result.stdout[-2000:]}")
+    return dict(json.loads(json_file.read_text(encoding="utf-8")))
 
 
 @contextlib.contextmanager
