@@ -28,6 +28,13 @@ constexpr int64_t kPrefetchGroups = 2 * kUnitsAtOnce;  // ahead of the weights i
 constexpr int kPrefetchUpToRows = 64;                  // with more, arithmetic hides memory
 constexpr int kFewRows = 2;                            // so many are faster on AVX-512
 
+// Codes, two sets of products, and sums, one after the other.
+static_assert(treadle::linear_scratch_bytes(0) >=
+                  kTilesAtOnce * kUnitsAtOnce * kGroupWords * int64_t{sizeof(uint16_t)} +
+                      (2 * kUnitsAtOnce * kProductFloats + kTilesAtOnce * treadle::kMaxLinearRows * kColumns) *
+                          int64_t{sizeof(float)},
+              "a thread's scratch memory holds what a tiled product needs");
+
 // The operand of LDTILECFG (Intel SDM volume 1, section 18.3).
 struct alignas(64) TileConfig {
     uint8_t palette = 1;

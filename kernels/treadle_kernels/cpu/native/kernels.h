@@ -136,7 +136,7 @@ struct Kernels {
 constexpr int64_t kMaxLinearRows = 512;  // of a call
 
 // Codes and products on their way, and sums of the rows of a call for two column tiles; or two rows of terms.
-static inline int64_t linear_scratch_bytes(int64_t k) {
+constexpr int64_t linear_scratch_bytes(int64_t k) {
     const int64_t of_tiles = 16 * 1024 + kMaxLinearRows * 2 * kColumns * int64_t{sizeof(float)};
     const int64_t of_rows = 20 * (k + 1024);
     return of_tiles > of_rows ? of_tiles : of_rows;
