@@ -1,15 +1,14 @@
 """Tests of the tests: known-bad ways to deal with guessed tokens must be caught within a few worlds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
 from services.scheduler.core import drafts, scheduler
 from services.scheduler.core.kv_broker import KVBroker
-from services.scheduler.core.lane import PlanInFlight
+from services.scheduler.core.planned_step import PlannedStep
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.core.token_budget import StepDraft
 from tests.simulation.test_mutants import MAX_SEEDS, is_caught
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -38,13 +37,12 @@ def grant_beyond_the_slots(patch: pytest.MonkeyPatch) -> None:
     """A row may draft positions that have no slot."""
     grant_drafts = drafts.grant_drafts
 
-    def mutant(draft: StepDraft, budget: int, max_draft_tokens: int) -> None:
-        num_slots = {request: request.num_slots for request in draft.requests}
-        for request in draft.requests:
+    def mutant(step: PlannedStep, running: Mapping[int, Request], budget: int, max_draft_tokens: int) -> None:
+        for request in running.values():
             request.num_slots += max_draft_tokens
-        grant_drafts(draft, budget, max_draft_tokens)
-        for request in draft.requests:
-            request.num_slots = num_slots[request]
+        grant_drafts(step, running, budget, max_draft_tokens)
+        for request in running.values():
+            request.num_slots -= max_draft_tokens
 
     patch.setattr(scheduler, "grant_drafts", mutant)
 
@@ -53,7 +51,9 @@ def grant_beyond_the_budget(patch: pytest.MonkeyPatch) -> None:
     """Guesses do not count among the tokens of a step."""
     grant_drafts = drafts.grant_drafts
     patch.setattr(
-        scheduler, "grant_drafts", lambda draft, budget, max_draft_tokens: grant_drafts(draft, 99, max_draft_tokens)
+        scheduler,
+        "grant_drafts",
+        lambda step, running, budget, max_draft_tokens: grant_drafts(step, running, 99, max_draft_tokens),
     )
 
 
@@ -62,7 +62,7 @@ def report_beyond_the_end(patch: pytest.MonkeyPatch) -> None:
     take_token = Scheduler._take_token
     apply_drafting_rows = drafts.apply_drafting_rows
 
-    def mutant(plan: PlanInFlight, result, counts, _take_token, fail) -> None:  # type: ignore[no-untyped-def]
+    def mutant(step: PlannedStep, running, result, counts, _take_token, fail) -> None:  # type: ignore[no-untyped-def]
         tokens: dict[int, list[int]] = {}
         for handle, token_id in result.sampled:
             tokens.setdefault(handle, []).append(token_id)
@@ -74,7 +74,7 @@ def report_beyond_the_end(patch: pytest.MonkeyPatch) -> None:
             if request.handle != handle:
                 request.token_ids += tokens[handle]
 
-        apply_drafting_rows(plan, result, counts, take, fail)
+        apply_drafting_rows(step, running, result, counts, take, fail)
 
     patch.setattr(scheduler, "apply_drafting_rows", mutant)
 

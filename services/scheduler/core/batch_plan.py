@@ -68,12 +68,11 @@ class ScheduledRow(NamedTuple):
     max_draft_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
+class BatchPlan(NamedTuple):
     """One step of one worker.
 
     Applied in this order: forget ``finished_handles``, do ``block_copies``, learn ``new_requests``, run ``rows``.
-    ``plan_id`` increases by one from plan to plan of a worker, also over its restarts.
+    ``plan_id`` increases by one from plan to plan of a worker, also over its restarts. A named tuple, as rows are.
     """
 
     plan_id: int

@@ -5,39 +5,39 @@ tokens are the most that may be, so no later plan exceeds slots or length, howev
 goes on. The result takes back what did not come true.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from services.common.verify import require
 from services.scheduler.core.batch_plan import NOT_A_NUMBER, StepResult
-from services.scheduler.core.lane import PlanInFlight
+from services.scheduler.core.planned_step import PlannedStep
 from services.scheduler.core.request import Request
-from services.scheduler.core.token_budget import StepDraft
 
 
-def grant_drafts(draft: StepDraft, budget: int, max_draft_tokens: int) -> None:
+def grant_drafts(step: PlannedStep, running: Mapping[int, Request], budget: int, max_draft_tokens: int) -> None:
     """Let the rows of one token draft, all equally much, within what the step's other rows have left of ``budget``.
 
     Modifies: the rows, and the planned and expected tokens of their requests.
     """
-    if not draft.num_decodes:
+    if not step.num_decodes:
         return
-    share = min(max_draft_tokens, (budget - draft.num_tokens) // draft.num_decodes)
+    share = min(max_draft_tokens, (budget - step.num_tokens) // step.num_decodes)
     if share <= 0:
         return
-    for index in range(draft.num_decodes):
-        request, row = draft.requests[index], draft.rows[index]
+    for index in range(step.num_decodes):
+        row = step.rows[index]
+        request = running[row.handle]
         num_expected_tokens = request.num_expected_tokens
         num_tokens = min(
             share, request.num_slots - request.num_planned_tokens, request.max_known_tokens - num_expected_tokens
         )
         if num_tokens <= 0:
             continue
-        draft.rows[index] = row._replace(max_draft_tokens=num_tokens)
-        draft.num_tokens += num_tokens
-        draft.num_draft_tokens += num_tokens
+        step.rows[index] = row._replace(max_draft_tokens=num_tokens)
+        step.num_tokens += num_tokens
+        step.num_draft_tokens += num_tokens
         request.grant_drafts(num_tokens)
         if num_expected_tokens < request.refill_at <= request.num_expected_tokens:
-            draft.low_on_slots.append(request)
+            step.low_on_slots.append(request)
 
 
 class DraftCounts:
@@ -67,7 +67,8 @@ class DraftCounts:
 
 
 def apply_drafting_rows(
-    plan: PlanInFlight,
+    step: PlannedStep,
+    running: Mapping[int, Request],
     result: StepResult,
     counts: DraftCounts,
     take_token: Callable[[Request, int, int], None],
@@ -76,7 +77,8 @@ def apply_drafting_rows(
     """Take up the rows that might draft: any number of tokens each, of which one may end the request.
 
     Args:
-        plan: Whose rows.
+        step: Whose rows.
+        running: The requests of the lane by handle; those that end are taken out meanwhile.
         result: What came of it.
         counts: Of guesses.
         take_token: Told a request, how many positions more are computed, and the token sampled after them.
@@ -89,8 +91,9 @@ def apply_drafting_rows(
     for handle, token_id in result.sampled:
         tokens.setdefault(handle, []).append(token_id)
     num_drafted_by_handle = dict(result.drafts)
-    for request, row in zip(plan.requests, plan.rows, strict=True):
-        if request.handle != row.handle or not row.max_draft_tokens:
+    for row in step.rows:
+        request = running.get(row.handle)
+        if request is None or not row.max_draft_tokens:
             continue
         token_ids, has_failed = tokens.get(row.handle, []), row.handle in result.failed_handles
         is_possible = (bool(token_ids) or has_failed) and len(token_ids) <= 1 + row.max_draft_tokens

@@ -43,9 +43,9 @@ def list_handles(lanes: Collection[Lane], outbox: KVOutbox) -> SchedulerHandles:
     leaving = set(outbox.unanswered_releases())
     for lane in lanes:
         leaving.update(lane.finished_handles)
-        for plan in lane.in_flight:
-            leaving.update(plan.finished_handles)
-            leaving.update(row.handle for row in plan.rows)
+        for step in lane.in_flight:
+            leaving.update(step.finished_handles)
+            leaving.update(row.handle for row in step.rows)
         leaving.difference_update(lane.running)
     workers = tuple(
         WorkerHandles(

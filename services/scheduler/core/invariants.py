@@ -61,8 +61,8 @@ def _check_lane(lane: Lane, limits: SchedulerLimits) -> None:
     require(len(lane.in_flight) <= limits.run_ahead_depth, "run-ahead is bounded", lane=lane.info.name)
     num_tokens_in_flight: dict[int, int] = {}
     num_samples_in_flight: dict[int, int] = {}
-    for plan in lane.in_flight:
-        for handle, num_tokens, _, is_sampling, max_draft_tokens in plan.rows:
+    for step in lane.in_flight:
+        for handle, num_tokens, _, is_sampling, max_draft_tokens in step.rows:
             num_tokens_in_flight[handle] = num_tokens_in_flight.get(handle, 0) + num_tokens + max_draft_tokens
             num_samples_in_flight[handle] = num_samples_in_flight.get(handle, 0) + is_sampling + max_draft_tokens
     for handle, request in lane.admitting.items():

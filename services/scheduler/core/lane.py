@@ -1,6 +1,6 @@
 """A lane: one worker as the scheduler sees it, from its opening to its closing.
 
-Owns the running requests of the worker in order of admission, the plans in flight, and the handles that the worker is
+Owns the running requests of the worker in order of admission, the steps in flight, and the handles that the worker is
 to forget. A worker that comes back gets a new lane, so nothing of the old one can be mistaken for news.
 """
 
@@ -8,10 +8,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from services.common.verify import require
-from services.scheduler.core.batch_plan import ScheduledRow
+from services.scheduler.core.batch_plan import BatchPlan
 from services.scheduler.core.kv_messages import BlockCopy, PoolSpec
 from services.scheduler.core.lane_holds import AskTerms, LaneHolds
 from services.scheduler.core.limits import SchedulerLimits
+from services.scheduler.core.planned_step import PlannedStep
 from services.scheduler.core.prefix_map import PrefixMap
 from services.scheduler.core.request import Request
 from services.scheduler.core.step_time import StepTimeModel
@@ -55,48 +56,6 @@ class WorkerInfo:
         )
 
 
-@dataclass(slots=True)
-class PlanInFlight:
-    """A plan without result yet; ``requests[i]`` is what ``rows[i]`` was planned for; ``num_tokens`` sums the rows.
-
-    ``num_tokens`` includes ``num_draft_tokens``: what the rows may draft besides.
-
-    The first ``num_decodes`` rows are one token each. ``finished_handles`` are those that the worker forgets with it.
-    """
-
-    plan_id: int
-    requests: list[Request]
-    rows: list[ScheduledRow]
-    num_tokens: int
-    num_decodes: int
-    finished_handles: tuple[int, ...] = ()
-
-    num_draft_tokens: int = 0
-
-    @property
-    def has_chunks(self) -> bool:
-        """Whether some row catches up."""
-        return self.num_decodes < len(self.rows)
-
-    def note_step(self) -> None:
-        """Write into the timelines that the result is there, for rows that compute any number of tokens."""
-        for request, row in zip(self.requests, self.rows, strict=True):
-            if request.handle == row.handle:
-                request.timeline.note_step(self.plan_id)
-
-    def note_chunks_planned(self, now_ms: int) -> None:
-        """Write the rows that catch up into the timelines."""
-        for request, row in zip(self.requests[self.num_decodes :], self.rows[self.num_decodes :], strict=True):
-            num_planned_tokens = request.num_planned_tokens
-            request.timeline.note_chunk(now_ms, self.plan_id, row.num_scheduled_tokens, num_planned_tokens)
-
-    def note_chunks_computed(self, now_ms: int) -> None:
-        """Write into the timelines that those rows' results are there."""
-        for request, row in zip(self.requests[self.num_decodes :], self.rows[self.num_decodes :], strict=True):
-            if request.handle == row.handle:
-                request.timeline.note_chunk_computed(now_ms, self.plan_id)
-
-
 @dataclass(slots=True, eq=False)
 class Lane:
     """State of one worker.
@@ -112,7 +71,7 @@ class Lane:
         reclaimers: Waiting requests for which others were preempted, so that they are asked for before all others.
         running: Admitted requests by handle, in order of admission.
         admitting: Requests whose admission was asked for, by handle; they count as taken places.
-        in_flight: Plans without result, oldest first.
+        in_flight: Steps without result, oldest first.
         finished_handles: What the next plan tells the worker to forget.
         block_copies: What the next plan tells the worker to copy between device and host memory, in order.
     """
@@ -127,7 +86,7 @@ class Lane:
     reclaimers: list[Request] = field(default_factory=list)
     running: dict[int, Request] = field(default_factory=dict)
     admitting: dict[int, Request] = field(default_factory=dict)
-    in_flight: deque[PlanInFlight] = field(default_factory=deque)
+    in_flight: deque[PlannedStep] = field(default_factory=deque)
     finished_handles: list[int] = field(default_factory=list)
     block_copies: list[BlockCopy] = field(default_factory=list)
 
@@ -166,27 +125,34 @@ class Lane:
             return None
         return min(request.arrival_ms for request in self.running.values()) + limits.batch_wait_ms
 
-    def take_plan_id(self) -> int:
-        """Return the next plan's id."""
-        self.last_plan_id += 1
-        return self.last_plan_id
+    def put_in_flight(self, step: PlannedStep) -> BatchPlan:
+        """Await the result of a step, and return its plan, which brings all errands along."""
+        step.plan_id = self.last_plan_id = self.last_plan_id + 1
+        block_copies: tuple[BlockCopy, ...] = ()
+        if self.finished_handles or self.block_copies:
+            step.finished_handles, self.finished_handles = tuple(self.finished_handles), []
+            block_copies, self.block_copies = tuple(self.block_copies), []
+        self.in_flight.append(step)
+        rows, new_requests = tuple(step.rows), tuple(step.new_requests)
+        return BatchPlan(step.plan_id, self.info.name, new_requests, rows, step.finished_handles, block_copies)
 
     @property
     def last_applied_plan_id(self) -> int:
         """Id of the newest plan whose result was taken up, or is being so."""
         return self.in_flight[0].plan_id - 1 if self.in_flight else self.last_plan_id
 
-    def pop_in_flight(self, plan_id: int) -> PlanInFlight | None:
-        """Take out the plan that a result or failure belongs to; None when it is none of this lane's.
+    def pop_in_flight(self, plan_id: int) -> PlannedStep | None:
+        """Take out the step that a result or failure belongs to; None when it is none of this lane's.
 
         Raises:
             InvariantError: an older plan has no result yet, though a worker answers in order.
         """
         if not self.in_flight or plan_id < self.in_flight[0].plan_id:
             return None
-        plan = self.in_flight.popleft()
-        require(plan.plan_id == plan_id, "results come in the order of plans", expected=plan.plan_id, got=plan_id)
-        return plan
+        step = self.in_flight.popleft()
+        if step.plan_id != plan_id:
+            require(False, "results come in the order of plans", expected=step.plan_id, got=plan_id)
+        return step
 
     def note_finished(self, request: Request) -> None:
         """Take note that a request that was taken out has ended, so that its blocks come free for others."""

@@ -30,7 +30,7 @@ from services.scheduler.core.handles import SchedulerHandles, list_handles
 from services.scheduler.core.invariants import check_scheduler_state
 from services.scheduler.core.kv_broker import KVBroker
 from services.scheduler.core.kv_messages import KVMessage, KVReply
-from services.scheduler.core.lane import Lane, PlanInFlight, WorkerInfo
+from services.scheduler.core.lane import Lane, WorkerInfo
 from services.scheduler.core.limits import SchedulerLimits, SchedulerLoad, WorkerLoad
 from services.scheduler.core.placement import check_can_be_served, find_misfit_everywhere, max_places, quota_error
 from services.scheduler.core.policies import DEFAULT_POLICY, PolicySettings, make_policy
@@ -78,31 +78,18 @@ class Scheduler:
             return None
         if self._limits.batch_wait_ms and self._is_filling(lane):
             return None
-        budget = budget_within_target(self._limits, lane.step_time)
-        draft = plan_rows(lane.running.values(), self._limits, budget, self._is_held_back)
+        step = plan_rows(lane.running.values(), self._limits, lane.step_time, self._is_held_back)
         if lane.info.max_draft_tokens:
-            grant_drafts(draft, budget, lane.info.max_draft_tokens)
-        if not draft.rows and not lane.has_errands:
+            budget = budget_within_target(self._limits, lane.step_time)
+            grant_drafts(step, lane.running, budget, lane.info.max_draft_tokens)
+        if not step.rows and not lane.has_errands:
             return None
-        for request in draft.low_on_slots:
+        for request in step.low_on_slots:
             self._kv.ask_blocks(request)
-        finished_handles, lane.finished_handles = tuple(lane.finished_handles), []
-        block_copies, lane.block_copies = tuple(lane.block_copies), []
-        plan_id = lane.take_plan_id()
-        plan = PlanInFlight(
-            plan_id,
-            draft.requests,
-            draft.rows,
-            draft.num_tokens,
-            draft.num_decodes,
-            finished_handles,
-            draft.num_draft_tokens,
-        )
-        lane.in_flight.append(plan)
-        if plan.has_chunks:
-            plan.note_chunks_planned(self._book.now_ms)
-        rows, new_requests = tuple(draft.rows), tuple(draft.new_requests)
-        return BatchPlan(plan_id, worker, new_requests, rows, finished_handles, block_copies)
+        plan = lane.put_in_flight(step)
+        if step.has_chunks:
+            step.note_chunks_planned(lane.running, self._book.now_ms)
+        return plan
 
     def apply(self, worker: str, result: StepResult) -> None:
         """Take up what a step computed and sampled.
@@ -115,18 +102,19 @@ class Scheduler:
             InvariantError: the result is out of order, or lacks a token that its plan samples, or has too many.
         """
         lane = self._lane_by_worker.get(worker)
-        plan = lane.pop_in_flight(result.plan_id) if lane is not None else None
-        if lane is None or plan is None:
+        step = lane.pop_in_flight(result.plan_id) if lane is not None else None
+        if lane is None or step is None:
             return
+        running, num_step_tokens = lane.running, step.num_tokens
         if lane.info.max_draft_tokens:
-            plan.note_step()
-        if plan.num_draft_tokens:
-            apply_drafting_rows(plan, result, self._drafts, self._take_token, self._fail)
+            step.note_step(running)
+        if step.num_draft_tokens:
+            apply_drafting_rows(step, running, result, self._drafts, self._take_token, self._fail)
+            num_step_tokens += sum(num_drafted for _, num_drafted in result.drafts) - step.num_draft_tokens
         token_id_by_handle = dict(result.sampled)
-        for request, (handle, num_tokens, _, is_sampling, max_draft_tokens) in zip(
-            plan.requests, plan.rows, strict=True
-        ):
-            if request.handle != handle or max_draft_tokens:
+        for handle, num_tokens, _, is_sampling, max_draft_tokens in step.rows:
+            request = running.get(handle)
+            if request is None or max_draft_tokens:
                 continue
             if handle in result.failed_handles:
                 self._fail(request, NOT_A_NUMBER)
@@ -140,13 +128,12 @@ class Scheduler:
                     require(False, "each sampling row yields a token", handle=handle)
                 else:
                     self._append_output(request, token_id)
-        if plan.has_chunks:
-            plan.note_chunks_computed(self._book.now_ms)
-        num_tokens = plan.num_tokens - plan.num_draft_tokens + sum(num_drafted for _, num_drafted in result.drafts)
-        if num_tokens and result.device_time_us:
-            lane.step_time.note(num_tokens, result.device_time_us / 1000)
+        if step.has_chunks:
+            step.note_chunks_computed(lane.running, self._book.now_ms)
+        if num_step_tokens and result.device_time_us:
+            lane.step_time.note(num_step_tokens, result.device_time_us / 1000)
         self._num_steps += 1
-        self._num_scheduled_tokens += num_tokens
+        self._num_scheduled_tokens += num_step_tokens
         self._num_sampled_tokens += len(result.sampled)
 
     def apply_failure(self, worker: str, plan_id: int, reason: str) -> None:
@@ -155,10 +142,11 @@ class Scheduler:
         The worker may not have learnt the plan's new requests; it is told to forget them all the same.
         """
         lane = self._lane_by_worker.get(worker)
-        plan = lane.pop_in_flight(plan_id) if lane is not None else None
-        if plan is not None:
-            for request, row in zip(plan.requests, plan.rows, strict=True):
-                if request.handle == row.handle:
+        step = lane.pop_in_flight(plan_id) if lane is not None else None
+        if lane is not None and step is not None:
+            for row in step.rows:
+                request = lane.running.get(row.handle)
+                if request is not None:
                     self._fail(request, reason)
 
     def can_schedule(self, worker: str) -> bool:

@@ -10,10 +10,9 @@ requests), whatever the length of their contexts.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
-from services.scheduler.core.batch_plan import NewRequest, ScheduledRow
 from services.scheduler.core.limits import SchedulerLimits
+from services.scheduler.core.planned_step import PlannedStep
 from services.scheduler.core.request import Request
 from services.scheduler.core.step_time import StepTimeModel
 
@@ -30,39 +29,6 @@ def budget_within_target(limits: SchedulerLimits, step_time: StepTimeModel) -> i
     return max_num_tokens if num_tokens is None else min(num_tokens, max_num_tokens)
 
 
-@dataclass(slots=True)
-class StepDraft:
-    """The rows of a step.
-
-    Attributes:
-        requests: Those that got a row.
-        rows: Their rows, parallel to ``requests``.
-        new_requests: Introductions of those that are new to the worker.
-        num_tokens: Sum over the rows.
-        num_decodes: Rows at the beginning that are one token each; the others catch up.
-        num_draft_tokens: What rows may draft besides; ``num_tokens`` includes it.
-        low_on_slots: Those whose credit of slots is to be refilled.
-    """
-
-    requests: list[Request] = field(default_factory=list)
-    rows: list[ScheduledRow] = field(default_factory=list)
-    new_requests: list[NewRequest] = field(default_factory=list)
-    num_tokens: int = 0
-    num_decodes: int = 0
-    num_draft_tokens: int = 0
-    low_on_slots: list[Request] = field(default_factory=list)
-
-    def add(self, request: Request, num_tokens: int) -> None:
-        """Add a row for the next ``num_tokens`` positions of ``request``."""
-        if not request.is_known_to_worker:
-            self.new_requests.append(request.introduce())
-        self.requests.append(request)
-        self.rows.append(request.plan_row(num_tokens))
-        self.num_tokens += num_tokens
-        if request.num_expected_tokens >= request.refill_at:
-            self.low_on_slots.append(request)
-
-
 def _is_not_held_back(request: Request) -> bool:  # noqa: ARG001
     return False
 
@@ -70,9 +36,9 @@ def _is_not_held_back(request: Request) -> bool:  # noqa: ARG001
 def plan_rows(
     running: Iterable[Request],
     limits: SchedulerLimits,
-    budget: int,
+    step_time: StepTimeModel,
     is_held_back: Callable[[Request], bool] = _is_not_held_back,
-) -> StepDraft:
+) -> PlannedStep:
     """Plan one step over ``running``, given in order of admission.
 
     Modifies: the planned and expected tokens of each request that gets a row.
@@ -80,13 +46,13 @@ def plan_rows(
     Args:
         running: The requests of the lane.
         limits: Bounds of the step.
-        budget: Tokens to spend, at most ``max_num_batched_tokens``; decodes and a smallest chunk may exceed it.
+        step_time: How long steps take, for the tokens to spend; decodes and a smallest chunk may exceed that budget.
         is_held_back: Tells whether a request's tenant has its share already, while others contend; asked only of
             requests that catch up. The prompts of such a tenant take half of what is left for prompts at most, so that
             one that is served little does not have to wait for steps that are full of another's.
     """
-    draft = StepDraft()
-    requests, rows = draft.requests, draft.rows
+    step = PlannedStep()
+    rows = step.rows
     catch_ups: list[Request] = []
     for request in running:
         num_planned_tokens = request.num_planned_tokens
@@ -98,14 +64,26 @@ def plan_rows(
             if request.is_steady and num_expected_tokens + 1 < request.refill_at:
                 request.num_planned_tokens = num_planned_tokens + 1
                 request.num_expected_tokens = num_expected_tokens + 1
-                requests.append(request)
                 rows.append(request.steady_row)
             else:
-                draft.add(request, 1)
-    draft.num_tokens = draft.num_decodes = len(rows)
+                step.add(request, 1)
+    step.num_tokens = step.num_decodes = len(rows)
+    if catch_ups:
+        _plan_chunks(step, catch_ups, limits, budget_within_target(limits, step_time), is_held_back)
+    return step
 
+
+def _plan_chunks(
+    step: PlannedStep,
+    catch_ups: Iterable[Request],
+    limits: SchedulerLimits,
+    budget: int,
+    is_held_back: Callable[[Request], bool],
+) -> None:
+    """Add rows for ``catch_ups``, as :func:`plan_rows` says, to a step that has its decodes."""
+    num_decodes = step.num_decodes
     max_chunk = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
-    num_left = min(max(budget - len(rows), MIN_CHUNK), limits.max_num_batched_tokens - len(rows))
+    num_left = min(max(budget - num_decodes, MIN_CHUNK), limits.max_num_batched_tokens - num_decodes)
     half = max(MIN_CHUNK, -(-num_left // 2))
     num_by_tenant: dict[str, int] = {}
     for request in catch_ups:
@@ -117,7 +95,7 @@ def plan_rows(
         max_of_tenant = half if is_held_back(request) else limits.max_num_batched_tokens
         num_tokens = min(num_wanted, num_left, max_chunk, max_of_tenant - num_of_tenant)
         if num_tokens > 0:
-            draft.add(request, num_tokens)
+            step.add(request, num_tokens)
+            step.has_chunks = True
             num_left -= num_tokens
             num_by_tenant[tenant] = num_of_tenant + num_tokens
-    return draft
