@@ -245,8 +245,7 @@ class EngineLoop:
             port.deliver(event)
 
     def _note_idleness(self) -> None:
-        load = self._core.load()
-        if load.num_waiting + load.num_running + len(self._followers):
+        if self._core.has_requests() or len(self._followers):
             self._idle.clear()
             return
         self._idle.set()
