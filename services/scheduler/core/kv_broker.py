@@ -137,6 +137,8 @@ class KVBroker:
         """Build the next message; None while an answer is awaited, or when there is nothing to say."""
         if self._outbox.is_awaiting_reply:
             return None
+        if self._outbox.is_empty and not self._uncommitted and not len(self._book.queue):
+            return None  # as at nearly every step
         while self._uncommitted:
             self._commit_if_due(next(iter(self._uncommitted)))
         return self._outbox.take_message([self._ask_admission(request, lane) for request, lane in self._turns.choose()])

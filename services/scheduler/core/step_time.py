@@ -34,15 +34,16 @@ class StepTimeModel:
         else:
             self._fastest_ms += _FASTEST_DRIFT * (time_ms - self._fastest_ms)
         # West's update of weighted means and moments (CACM 22(9), 1979), which does not cancel as plain sums would.
-        self._weight = self._weight * _DECAY + 1
-        share = 1 / self._weight
+        weight = self._weight = self._weight * _DECAY + 1
+        share = 1 / weight
+        kept = 1 - share
         off_tokens, off_ms = num_tokens - self._mean_tokens, time_ms - self._mean_ms
         self._mean_tokens += share * off_tokens
         self._mean_ms += share * off_ms
-        self._variance = (1 - share) * (self._variance + share * off_tokens * off_tokens)
-        self._covariance = (1 - share) * (self._covariance + share * off_tokens * off_ms)
-        if self._variance >= _MIN_VARIANCE:
-            self._slope = max(0.0, self._covariance / self._variance)
+        variance = self._variance = kept * (self._variance + share * off_tokens * off_tokens)
+        covariance = self._covariance = kept * (self._covariance + share * off_tokens * off_ms)
+        if variance >= _MIN_VARIANCE:
+            self._slope = max(0.0, covariance / variance)
 
     def tokens_within(self, time_ms: float) -> int | None:
         """Return how many tokens a step of ``time_ms`` computes; None when nothing speaks against any number.
