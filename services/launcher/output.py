@@ -152,6 +152,17 @@ def write_all(fd: int, data: bytes) -> None:
             select.select([], [fd], [])
 
 
+def announce_ready(fd: int, url: str) -> None:
+    """Write the line that says where the mesh is to be found, in one piece.
+
+    ``fd`` may be shared with the logs, so a newline of its own could come after somebody else's line.
+
+    Raises:
+        OSError: nobody can read it any more.
+    """
+    write_all(fd, f"ready: {url}\n".encode())
+
+
 def _as_text(name: str, line: str) -> str:
     return f"{_now():%H:%M:%S.%f}"[:-3] + f" {'output':7} {name:9} {line}"
 

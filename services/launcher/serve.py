@@ -14,7 +14,7 @@ from services.common.clock import SystemClock
 from services.common.logs import set_up_logs
 from services.launcher.guard import Guard
 from services.launcher.model_store import ModelStore, default_store_root
-from services.launcher.output import LineWriter, MergedOutput, write_all
+from services.launcher.output import LineWriter, MergedOutput, announce_ready, write_all
 from services.launcher.ports import find_free_ports, require_free_port
 from services.launcher.progress import ProgressBar
 from services.launcher.remote import watch_health
@@ -27,6 +27,7 @@ from services.launcher.state_directory import StateDirectory
 from services.launcher.supervisor import Supervisor
 from services.launcher.topology import Machine, Topology, build_topology, private_service_names
 
+_STDOUT_FD: Final = 1
 _STDERR_FD: Final = 2
 
 
@@ -87,19 +88,15 @@ def _supervise(topology: Topology, output: MergedOutput, run_directory: RunDirec
         with Guard() as guard:
             surroundings = Surroundings(lifeline_fd, output.write_line, watch_health, guard.watch, SystemClock())
 
+            announce = functools.partial(announce_ready, _STDOUT_FD, topology.url)
+
             async def run() -> int:
-                return await Supervisor(
-                    topology, surroundings, os.getpid(), run_directory.write, lambda: _announce(topology.url)
-                ).run()
+                return await Supervisor(topology, surroundings, os.getpid(), run_directory.write, announce).run()
 
             return asyncio.run(run())
     finally:
         os.close(launcher_end_fd)
         os.close(lifeline_fd)
-
-
-def _announce(url: str) -> None:
-    print(f"ready: {url}", flush=True)
 
 
 def _private_addresses(settings: ServeSettings, run_directory: RunDirectory) -> Mapping[str, str]:

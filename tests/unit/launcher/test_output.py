@@ -3,10 +3,11 @@
 import errno
 import json
 import os
+import socket
 import threading
 from functools import partial
 
-from services.launcher.output import LineSplitter, LineWriter, MergedOutput, write_all
+from services.launcher.output import LineSplitter, LineWriter, MergedOutput, announce_ready, write_all
 
 
 class Collector(LineWriter):
@@ -122,3 +123,11 @@ def test_writer_survives_a_reader_that_went_away() -> None:
     writer.write("nobody hears this\n")
     writer.close()
     os.close(write_fd)
+
+
+def test_ready_line_is_one_write_newline_included() -> None:
+    # A datagram socket keeps the borders of writes, as a pipe does not.
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with reader, writer:
+        announce_ready(writer.fileno(), "http://127.0.0.1:8000")
+        assert reader.recv(100) == b"ready: http://127.0.0.1:8000\n"
