@@ -108,7 +108,7 @@ class AdmissionTurns:
                 lane = self._claim_place(request, num_places)
             if lane is not None:
                 yield request, lane
-            elif keeps_reserve and open_lanes(lanes, request, self._limits, keeps_reserve=False):
+            elif keeps_reserve and self._may_others_have_a_place(request, num_places):
                 passed_over.add_tenant(request.submission.tenant)
                 request.timeline.note_blocked(self._book.now_ms, BlockedCause.NO_PLACE)
                 # Not that of this request, which an aged one of a lower class may be.
@@ -140,11 +140,23 @@ class AdmissionTurns:
             owners = frozenset[str]().union(*(lane.holds.askable_owners() for lane in roomy))
             passed_over.add_model(model, owners - {tenant})
 
+    def _may_others_have_a_place(self, request: Request, num_places: int) -> bool:
+        """Tell whether those who have less than their share need not wait for ``request``, which has its own.
+
+        There is a place for them that is kept free, or one on loan to be claimed back.
+        """
+        lanes = self._lane_by_worker.values()
+        if open_lanes(lanes, request, self._limits, keeps_reserve=False):
+            return True
+        is_full = why_no_lane(lanes, request, self._limits) is BlockedCause.NO_PLACE
+        return is_full and self._book.ledger.is_lending(num_places)
+
     def _claim_place(self, request: Request, num_places: int) -> Lane | None:
         """Preempt one request that has a place on loan from the tenant of ``request``; return its lane, if any."""
+        ledger, num_step_tokens = self._book.ledger, self._limits.max_num_batched_tokens
         for lane in self._lane_by_worker.values():
             if not has_place(lane, self._limits) and not lane.is_draining and can_run_on(lane, request):
-                borrowers = find_borrowers(lane, request, self._policy, self._book.ledger, num_places)
+                borrowers = find_borrowers(lane, request, self._policy, ledger, num_places, num_step_tokens)
                 if borrowers:
                     self._take_place(borrowers[0], request)
                     return lane

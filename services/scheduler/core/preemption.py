@@ -112,21 +112,33 @@ def find_displaceable_in(lane: Lane, waiting: Request, policy: Policy, *, is_for
 
 
 def find_borrowers(
-    lane: Lane, waiting: Request, policy: Policy, ledger: TenantLedger, num_places: int
+    lane: Lane, waiting: Request, policy: Policy, ledger: TenantLedger, num_places: int, num_step_tokens: int
 ) -> list[Request]:
     """Return those who run in ``lane`` on places lent to their tenants, which ``waiting`` may have back, best first.
 
     Places that a tenant does not use are lent to others. It gets them back as soon as it needs them, up to its share
     of ``num_places``, from tenants that keep theirs; of no higher class than its own. So nobody claims a place back in
     turn, and what a tenant has within its share runs on undisturbed.
+
+    Shares of places serve shares of tokens: within a class nothing is claimed back from a tenant that waits too and has
+    had fewer tokens, unless by no more than the ``num_step_tokens`` of a step. For a tenant that begins to wait stands
+    where the others do, and a prompt later it is behind them; that alone must not keep it from its places.
     """
-    if lane.holds.is_limited(waiting.submission.tenant) or not ledger.is_owed_a_place(waiting.account, num_places):
+    account = waiting.account
+    if lane.holds.is_limited(waiting.submission.tenant) or not ledger.is_owed_a_place(account, num_places):
         return []
-    level = policy.level_of(waiting)
+    level, least_counter = policy.level_of(waiting), account.counter - num_step_tokens / account.weight
+
+    def is_behind(request: Request) -> bool:
+        is_competing = request.account.num_waiting and policy.level_of(request) == level
+        return bool(is_competing) and request.account.counter < least_counter
+
     borrowers = [
         request
         for request in lane.running.values()
-        if policy.level_of(request) >= level and ledger.can_spare_a_place(request.account, num_places)
+        if policy.level_of(request) >= level
+        and ledger.can_spare_a_place(request.account, num_places)
+        and not is_behind(request)
     ]
     return sorted(borrowers, key=lambda request: _sacrifice(request, policy), reverse=True)
 

@@ -133,6 +133,14 @@ class TenantLedger:
         """Tell whether the account has, even with one place less, its share of ``num_places``."""
         return (account.num_placed - 1) * self._sum_of_weights >= num_places * account.weight
 
+    def is_lending(self, num_places: int) -> bool:
+        """Tell whether any tenant of late can spare a place."""
+        sum_of_weights = self._sum_of_weights
+        return any(
+            (account.num_placed - 1) * sum_of_weights >= num_places * account.weight
+            for account in self._contenders.values()
+        )
+
     @property
     def _sum_of_weights(self) -> float:
         return sum(contender.weight for contender in self._contenders.values())

@@ -226,6 +226,35 @@ def test_tenant_takes_places_within_its_share_back_from_the_latest_of_one_that_b
     assert harness.scheduler.load().num_preemptions == 1
 
 
+def flooded_harness() -> Harness:
+    """All four places are the flood's, and one more of its requests waits."""
+    info = replace(WORKER_INFO, num_blocks=33)
+    harness = Harness(LIMITS, info, max_num_requests=4, policy=PolicySettings("fair"))
+    for index in range(5):
+        harness.add(f"flood-{index}", (index,), tenant="flood")
+    harness.step()
+    assert harness.scheduler.load().num_running == 4
+    return harness
+
+
+def test_tenant_takes_its_places_back_while_who_borrowed_them_is_the_next_to_go() -> None:
+    harness = flooded_harness()
+    harness.add("first", tenant="modest")  # stands where the flood does, and is later
+    assert asked(harness.talk()) == ["first"]
+    harness.add("second", tenant="modest")  # stands behind the flood, by a prompt
+    assert asked(harness.talk()) == ["second"]
+    harness.add("beyond my share", tenant="modest")
+    assert asked(harness.talk()) == []
+
+
+def test_tenant_that_has_had_more_tokens_by_a_step_takes_no_place_back() -> None:
+    harness = flooded_harness()
+    harness.add("first", tuple(range(LIMITS.max_num_batched_tokens + 1)), tenant="modest")
+    assert asked(harness.talk()) == ["first"]
+    harness.add("second", tenant="modest")
+    assert asked(harness.talk()) == []
+
+
 def test_tenant_takes_no_place_back_from_a_higher_class() -> None:
     harness = Harness(max_num_requests=2)
     harness.add("vip-0", tenant="heavy", priority=VIP)

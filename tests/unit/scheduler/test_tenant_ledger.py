@@ -99,6 +99,8 @@ def test_place_is_owed_up_to_the_share_and_spared_from_beyond_it() -> None:
     one.num_placed, other.num_placed = 1, 3
     assert ledger.is_owed_a_place(one, 4)
     assert ledger.can_spare_a_place(other, 4)
+    assert ledger.is_lending(4)
     one.num_placed = other.num_placed = 2
     assert not ledger.is_owed_a_place(one, 4)
     assert not ledger.can_spare_a_place(other, 4)
+    assert not ledger.is_lending(4)
