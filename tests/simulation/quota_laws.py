@@ -65,7 +65,7 @@ class QuotaObserver:
             and not limits.target_itl_ms
             and (limits.max_num_requests < MIN_PLACES_WITH_RESERVE or not self._world.has_shares)
         )
-        self._owners: frozenset[str] = frozenset()
+        self._owners = frozenset[str]()
         self._held_by_account: dict[tuple[str, str], int] = {}
         self.num_reclaimed = self.num_limited = 0
         self.begin_session()
@@ -74,6 +74,8 @@ class QuotaObserver:
         """Forget what was said, and do not heed an answer to it: a process or a stream was lost."""
         sim = self._simulation
         self._num_void_replies = len(sim.kv_messages) + len(sim.kv_replies)
+        if self._world.num_workers == 1:
+            self._owners = frozenset()  # the pool will be opened anew, and owners told then, if there are any by now
         self._is_exhausted = False
         self._denied_tenants: set[str] = set()
         self._limited_tenants: set[str] = set()
