@@ -106,7 +106,7 @@ def test_share_follows_the_weights() -> None:
 def test_tenant_within_its_share_waits_about_as_on_half_a_machine_of_its_own(load: float, max_ratio: float) -> None:
     # Over several runs, since the p99 of one rests on a few requests. At a quarter of the capacity the goal of 1.10 is
     # missed: what the victim does not use is lent, so its steps are those of a full batch, its answers take longer than
-    # alone, and a burst finds more of its places taken.
+    # alone, and just there one in a hundred of its requests finds all of its places taken.
     beside: list[float] = []
     alone: list[float] = []
     num_tokens_beside = num_tokens_alone = 0
