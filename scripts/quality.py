@@ -42,6 +42,7 @@ from services.worker.native.packed_file import open_or_pack
 from services.worker.native.packing import pack_tensors
 from services.worker.native.recipe import make_recipe
 from services.worker.native.runner import NativeRunner
+from services.worker.native.weights import layout_for
 from services.worker.plan import BatchPlan, BlockId, Handle, NewRequest, SamplingParams, ScheduledRow, StepResult
 from services.worker.weights import Checkpoint, open_checkpoint
 from services.worker.weights.tensors import stream_tensors
@@ -150,7 +151,9 @@ class NativeModel:
             max_num_batched_tokens=max(max_num_tokens, NUM_PROMPTS * PROMPT_LEN),
             **settings,
         )
-        recipe = make_recipe(checkpoint, config.dtype, config.quantization)
+        recipe = make_recipe(
+            checkpoint, config.dtype, config.quantization, layout_for(config.activations, config.activation_bits)
+        )
         packed = open_or_pack((), recipe, lambda out: pack_tensors(recipe, out))
         self._max_positions = max(max_num_tokens, PROMPT_LEN + NUM_OUTPUTS)
         self._model: CpuModel = build_native_model(

@@ -94,10 +94,12 @@ def build(options: argparse.Namespace) -> Setup:
     """Make a random model; the embedding is the head, as in SmolLM2."""
     rng = np.random.default_rng(0)
     pool = ThreadPool(options.threads)
+    activations = ActivationFormat[options.activations] if options.activations else cpu.fastest_activations()
+    layout = cpu.weight_layout(activations, options.terms)
 
     def linear(n: int, k: int, weight_format: WeightFormat) -> PackedLinear:
-        packed = cpu.pack_linear(weight_format, random_raw(rng, weight_format, n, k), n, k)
-        return packed
+        raw = random_raw(rng, weight_format, n, k)
+        return cpu.pack_linear(weight_format, raw, n, k, layout=layout)
 
     of_layers, head = WeightFormat[options.format], linear(VOCABULARY, HIDDEN, WeightFormat[options.head_format])
     norm = np.ones(HIDDEN, dtype=np.float32)
@@ -119,7 +121,6 @@ def build(options: argparse.Namespace) -> Setup:
     weights = ModelWeights(
         head, layers, norm, head, np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     )
-    activations = ActivationFormat[options.activations] if options.activations else cpu.fastest_activations()
     shape = ModelShape(
         HIDDEN, WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, 1e-5, None, MAX_TOKENS, 128, activations, options.terms
     )

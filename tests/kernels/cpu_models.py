@@ -30,8 +30,10 @@ from treadle_kernels.cpu import (
     PackedLinear,
     ThreadPool,
     WeightFormat,
+    WeightLayout,
     pack_linear,
     unpermute_head_rows,
+    weight_layout,
 )
 
 BLOCK_SIZE = 16
@@ -40,9 +42,10 @@ BLOCK_SIZE = 16
 class GgufTensors:
     """The tensors of a GGUF file as they lie in it."""
 
-    def __init__(self, path: Path, config: ModelConfig) -> None:
+    def __init__(self, path: Path, config: ModelConfig, layout: WeightLayout) -> None:
         self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
         self._config = config
+        self._layout = layout
         with GgufMetadata(path) as metadata:
             self._is_permuted = metadata.string("general.architecture") == "llama"
             self._info_by_name = {info.name: info for info in metadata.tensor_infos()}
@@ -68,7 +71,7 @@ class GgufTensors:
         if self._is_permuted and part in heads:
             rows = unpermute_head_rows(rows, heads[part])
             bias = None if bias is None else unpermute_head_rows(bias, heads[part])
-        return pack_linear(weight_format, rows, n, k, bias=bias)
+        return pack_linear(weight_format, rows, n, k, bias=bias, layout=self._layout)
 
 
 def load_layer(tensors: GgufTensors, index: int) -> LayerWeights:
@@ -107,7 +110,7 @@ def load_native(
 ) -> CpuModel:
     """Pack a GGUF file's tensors and make a model of them."""
     config = GgufFile(path).config
-    tensors = GgufTensors(path, config)
+    tensors = GgufTensors(path, config, weight_layout(activations, activation_terms))
     embedding = tensors.linear("token_embd")
     angles = np.outer(np.arange(max_positions), inverse_frequencies(config.rope, config.head_dim))
     factor = attention_factor(config.rope)

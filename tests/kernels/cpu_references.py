@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-from treadle_kernels.cpu import PackedLinear, StepRows, WeightFormat, pack_linear
+from treadle_kernels.cpu import PackedLinear, StepRows, WeightFormat, WeightLayout, pack_linear
 
 Floats = npt.NDArray[np.float32]
 
@@ -63,11 +63,18 @@ class Layer:
 
 
 def random_layer(
-    rng: np.random.Generator, weight_format: WeightFormat, n: int, k: int, *, has_bias: bool = False
+    rng: np.random.Generator,
+    weight_format: WeightFormat,
+    n: int,
+    k: int,
+    *,
+    has_bias: bool = False,
+    layout: WeightLayout = WeightLayout.BY_COLUMN,
 ) -> Layer:
     raw = random_raw(rng, weight_format, n, k)
     bias = random_floats(rng, n) if has_bias else None
-    return Layer(pack_linear(weight_format, raw, n, k, bias=bias), dequantized(weight_format, raw))
+    packed = pack_linear(weight_format, raw, n, k, bias=bias, layout=layout)
+    return Layer(packed, dequantized(weight_format, raw))
 
 
 def quantized_reference(x: Floats) -> tuple[npt.NDArray[np.int8], Floats]:

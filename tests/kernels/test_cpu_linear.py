@@ -16,7 +16,7 @@ from tests.kernels.cpu_references import (
     sum_of_terms,
 )
 from treadle_kernels import cpu
-from treadle_kernels.cpu import ActivationFormat, ThreadPool, WeightFormat
+from treadle_kernels.cpu import ActivationFormat, ThreadPool, WeightFormat, WeightLayout, weight_layout
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason()))
 
@@ -32,10 +32,11 @@ def isa(request):
     cpu.select_isa(before)
 
 
+@pytest.mark.parametrize("layout", WeightLayout, ids=lambda layout: layout.name)
 @pytest.mark.parametrize("weight_format", ALL_FORMATS, ids=lambda f: f.name)
-def test_unpacking_gives_what_gguf_decodes_to_the_bit(weight_format):
+def test_unpacking_gives_what_gguf_decodes_to_the_bit(weight_format, layout):
     rng = np.random.default_rng(1)
-    layer = random_layer(rng, weight_format, 37, 512)
+    layer = random_layer(rng, weight_format, 37, 512, layout=layout)
     rows = rng.permutation(37).astype(np.int32)
     np.testing.assert_array_equal(cpu.unpack_rows(layer.packed, rows), layer.weights[rows])
 
@@ -130,10 +131,12 @@ def test_a_row_has_the_same_bits_in_every_batch_and_with_any_number_of_threads(i
 @pytest.mark.parametrize(("n", "k"), [(16, 256), (50, 512), (33, 768)])
 def test_product_of_bfloat16_terms_is_close_to_float64_over_the_terms(isa, weight_format, num_terms, n, k):
     rng = np.random.default_rng(13)
-    layer = random_layer(rng, weight_format, n, k, has_bias=True)
+    layer = random_layer(
+        rng, weight_format, n, k, has_bias=True, layout=weight_layout(ActivationFormat.BF16, num_terms)
+    )
     x = random_floats(rng, 21, k)
-    seen = sum_of_terms(x, num_terms)
-    expected = seen @ layer.weights.T.astype(np.float64) + layer.packed.bias
+    weights = layer.weights if num_terms == 2 else sum_of_terms(layer.weights, 1)
+    expected = sum_of_terms(x, num_terms) @ weights.T.astype(np.float64) + layer.packed.bias
     y = cpu.linear(ThreadPool(2), layer.packed, x, activations=ActivationFormat.BF16, num_terms=num_terms)
     np.testing.assert_allclose(y, expected, atol=4e-6 * np.abs(expected).max() * k**0.5, rtol=2e-5)
 
@@ -143,15 +146,17 @@ def test_two_bfloat16_terms_keep_sixteen_bits_of_an_activation():
     assert np.abs(sum_of_terms(x, 2) - x).max() <= np.abs(x).max() * 2.0**-16
 
 
+@pytest.mark.parametrize("num_terms", [1, 2])
 @pytest.mark.parametrize("spoiler", [np.nan, np.inf, -np.inf])
-def test_a_row_that_is_not_finite_shows_through_bfloat16_terms_too(isa, spoiler):
+def test_a_row_that_is_not_finite_shows_through_bfloat16_terms_too(isa, spoiler, num_terms):
     rng = np.random.default_rng(15)
-    layer = random_layer(rng, WeightFormat.Q4_1, 20, 64)
+    layer = random_layer(rng, WeightFormat.Q4_1, 20, 64, layout=weight_layout(ActivationFormat.BF16, num_terms))
     x = random_floats(rng, 5, 64)
-    clean = cpu.linear(ThreadPool(1), layer.packed, x, activations=ActivationFormat.BF16, num_terms=2)
+    settings = {"activations": ActivationFormat.BF16, "num_terms": num_terms}
+    clean = cpu.linear(ThreadPool(1), layer.packed, x, **settings)
     x[1, 40] = spoiler
-    spoilt = cpu.linear(ThreadPool(1), layer.packed, x, activations=ActivationFormat.BF16, num_terms=2)
-    assert np.isnan(spoilt[1]).all()
+    spoilt = cpu.linear(ThreadPool(1), layer.packed, x, **settings)
+    assert not np.isfinite(spoilt[1]).any()
     np.testing.assert_array_equal(spoilt[[0, 2, 3, 4]], clean[[0, 2, 3, 4]])
 
 
@@ -159,7 +164,9 @@ def test_a_row_that_is_not_finite_shows_through_bfloat16_terms_too(isa, spoiler)
 @pytest.mark.parametrize("num_terms", [1, 2])
 def test_a_row_of_bfloat16_terms_has_the_same_bits_in_every_batch(isa, weight_format, num_terms):
     rng = np.random.default_rng(16)
-    layer = random_layer(rng, weight_format, 40, 512, has_bias=True)
+    layer = random_layer(
+        rng, weight_format, 40, 512, has_bias=True, layout=weight_layout(ActivationFormat.BF16, num_terms)
+    )
     x = random_floats(rng, 100, 512)
     pools = [ThreadPool(count) for count in (1, 2, 3)]
     settings = {"activations": ActivationFormat.BF16, "num_terms": num_terms}
@@ -176,7 +183,7 @@ def test_a_row_of_bfloat16_terms_has_the_same_bits_in_every_batch(isa, weight_fo
 )
 def test_instruction_sets_with_fused_products_give_the_same_bits(weight_format, m, activations, num_terms):
     rng = np.random.default_rng(9)
-    layer = random_layer(rng, weight_format, 40, 768)
+    layer = random_layer(rng, weight_format, 40, 768, layout=weight_layout(activations, num_terms))
     x = random_floats(rng, m, 768)
     x[0, :64] *= np.float32(1e-33)  # near and below the least normal number
     before = cpu.current_isa()
@@ -228,6 +235,12 @@ def test_no_rows_give_no_outputs(isa):
                 ThreadPool(1), p, np.ones((2, 64), np.float32), activations=ActivationFormat.BF16, num_terms=3
             ),
             "num_terms must be from 1 to 2, is 3",
+        ),
+        (
+            lambda p, raw: cpu.linear(
+                ThreadPool(1), p, np.ones((2, 64), np.float32), activations=ActivationFormat.BF16, num_terms=1
+            ),
+            "these activations need codes in layout 1, not 0",
         ),
         (lambda p, raw: cpu.select_isa("mmx"), "no instruction set mmx here"),
         (lambda p, raw: ThreadPool(0), "num_threads must be from 1 to 1024, is 0"),

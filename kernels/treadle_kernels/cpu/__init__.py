@@ -6,7 +6,7 @@ the batch, on chunking or on the number of threads. Where the library could not 
 package still succeeds, and `is_available` says so.
 """
 
-from treadle_kernels.cpu.formats import ActivationFormat, KvDtype, WeightFormat
+from treadle_kernels.cpu.formats import ActivationFormat, KvDtype, WeightFormat, WeightLayout, weight_layout
 from treadle_kernels.cpu.kv_cache import KvCache, KvShape, StepRows
 from treadle_kernels.cpu.library import (
     available_isas,
@@ -18,7 +18,6 @@ from treadle_kernels.cpu.library import (
 )
 from treadle_kernels.cpu.model import CpuModel, LayerWeights, ModelShape, ModelWeights, StepPhase
 from treadle_kernels.cpu.ops import attention, linear, quantize_activations, rms_norm, swiglu
-from treadle_kernels.cpu.packed_file import PACKING_VERSION, PackedFile, PackedFileWriter
 from treadle_kernels.cpu.packing import (
     PackedLinear,
     pack_linear,
@@ -31,7 +30,6 @@ from treadle_kernels.cpu.sampling import SAMPLING_DTYPE, sample, uniform
 from treadle_kernels.cpu.threads import ThreadPool
 
 __all__ = [
-    "PACKING_VERSION",
     "SAMPLING_DTYPE",
     "ActivationFormat",
     "CpuModel",
@@ -41,13 +39,12 @@ __all__ = [
     "LayerWeights",
     "ModelShape",
     "ModelWeights",
-    "PackedFile",
-    "PackedFileWriter",
     "PackedLinear",
     "StepPhase",
     "StepRows",
     "ThreadPool",
     "WeightFormat",
+    "WeightLayout",
     "attention",
     "available_isas",
     "current_isa",
@@ -66,4 +63,5 @@ __all__ = [
     "uniform",
     "unpack_rows",
     "unpermute_head_rows",
+    "weight_layout",
 ]

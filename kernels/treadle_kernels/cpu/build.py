@@ -29,7 +29,7 @@ _X86_FLAGS_BY_STEM = {
     "isa_avx2": _AVX2,
     "isa_avx_vnni": (*_AVX2, "-mavxvnni"),
     "isa_avx512": _AVX512,
-    "isa_amx": (*_AVX512, "-mamx-tile", "-mamx-bf16"),
+    "isa_amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mavx512bf16"),
 }
 SANITIZER_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")
 
@@ -90,10 +90,18 @@ def _compile(compiler: str, unit: _Unit, directory: Path, extra_flags: tuple[str
     try:
         _run([compiler, *_FLAGS, *unit.flags, *end])
     except BuildError:
-        if not unit.flags:
+        if _knows(compiler, unit.flags):
             raise
         _run([compiler, *_FLAGS, *end])  # without its flags, the file says that the instruction set is not there
     return target
+
+
+def _knows(compiler: str, flags: tuple[str, ...]) -> bool:
+    try:
+        _run([compiler, *flags, "-x", "c++", "-fsyntax-only", os.devnull])
+    except BuildError:
+        return False
+    return True
 
 
 def _run(command: list[str]) -> None:

@@ -33,6 +33,19 @@ class ActivationFormat(IntEnum):
     BF16 = 1
 
 
+class WeightLayout(IntEnum):
+    """How the codes of quantised weights lie when packed; see `weight_layout`."""
+
+    BY_COLUMN = 0
+    BY_INPUT = 1
+
+
+def weight_layout(activations: ActivationFormat, num_terms: int) -> WeightLayout:
+    """Say which layout such activations need. Pure."""
+    is_rounded = activations == ActivationFormat.BF16 and num_terms == 1
+    return WeightLayout.BY_INPUT if is_rounded else WeightLayout.BY_COLUMN
+
+
 class KvDtype(IntEnum):
     """Formats of the KV cache; int8 carries a float32 scale for each token and head."""
 

@@ -30,7 +30,7 @@ _ARGUMENTS_BY_CHECKED: Final[dict[str, tuple[Any, ...]]] = {
     "treadle_pool_measure": (_POINTER, _I32, ctypes.POINTER(ctypes.c_double)),
     "treadle_raw_bytes": (_I32, _I64, _I64, ctypes.POINTER(_U64)),
     "treadle_packed_bytes": (_I32, _I64, _I64, ctypes.POINTER(_U64)),
-    "treadle_pack": (_I32, _POINTER, _U64, _I64, _I64, _POINTER, _U64),
+    "treadle_pack": (_I32, _I32, _POINTER, _U64, _I64, _I64, _POINTER, _U64),
     "treadle_unpack_rows": (_LINEAR, _POINTER, _I64, _POINTER),
     "treadle_linear_forward": (_POINTER, _LINEAR, _POINTER, _I64, _I32, _I32, _POINTER),
     "treadle_quantize": (_POINTER, _I64, _I64, _POINTER, _POINTER),

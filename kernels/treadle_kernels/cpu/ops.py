@@ -29,15 +29,16 @@ def linear(
     """Compute ``x W^T + bias``.
 
     With quantised weights, x is first turned into terms. INT8: codes for each row and group of 32
-    (`quantize_activations`); sums within a group are exact integers. BF16: the nearest bfloat16, and with two terms the
-    nearest to what that misses. Groups are added in float32 in the order of k.
+    (`quantize_activations`); sums within a group are exact integers. BF16: with two terms the nearest bfloat16 and the
+    nearest to what that misses; with one, the nearest, and weights are rounded likewise. Groups are added in float32 in
+    the order of k.
 
     Args:
         pool: Threads to use.
         weights: ``[n, k]``.
         x: ``[m, k]``.
         out: ``[m, n]`` to write to.
-        activations: How quantised weights see x.
+        activations: How quantised weights see x; must fit their layout.
         num_terms: 1, or 2 with BF16.
 
     Raises:

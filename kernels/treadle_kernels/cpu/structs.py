@@ -2,7 +2,7 @@
 
 import ctypes
 
-ABI = 2
+ABI = 3
 NUM_PHASES = 10
 
 
@@ -16,7 +16,7 @@ class LinearStruct(ctypes.Structure):
         ("format", ctypes.c_int32),
         ("n", ctypes.c_int32),
         ("k", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("layout", ctypes.c_int32),
     )
 
 

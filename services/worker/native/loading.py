@@ -17,7 +17,7 @@ from services.worker.native.packed_file import Bytes, candidate_paths, open_or_p
 from services.worker.native.packing import pack_tensors
 from services.worker.native.recipe import Recipe, make_recipe
 from services.worker.native.runner import KvBlocks, NativeRunner
-from services.worker.native.weights import model_shape, model_weights
+from services.worker.native.weights import layout_for, model_shape, model_weights
 from services.worker.weights import Checkpoint, MemoryPlan, ProgressCallback
 from treadle_kernels.cpu import CpuModel, KvCache, KvDtype, KvShape, ThreadPool
 
@@ -33,7 +33,9 @@ def load_native(
         EngineError: MODEL_LOAD_FAILED or INVALID_CONFIG, saying what to change.
     """
     model_config = checkpoint.config
-    recipe = make_recipe(checkpoint, config.dtype, config.quantization)
+    recipe = make_recipe(
+        checkpoint, config.dtype, config.quantization, layout_for(config.activations, config.activation_bits)
+    )
     kv_shape = kv_shape_of(config, checkpoint)
     num_blocks = plan_num_blocks(
         config,

@@ -10,7 +10,7 @@ from services.worker.native.recipe import PackedTensor, Recipe
 from services.worker.weights import StoredTensor, TensorReader
 from services.worker.weights.progress import LoadProgress, ProgressCallback
 from services.worker.weights.refusal import refusal
-from treadle_kernels.cpu import WeightFormat, pack_linear, unpack_rows, unpermute_head_rows
+from treadle_kernels.cpu import WeightFormat, WeightLayout, pack_linear, unpack_rows, unpermute_head_rows
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -41,7 +41,7 @@ def pack_tensors(recipe: Recipe, out: Bytes, on_progress: ProgressCallback | Non
             if tensor.weight_format is None:
                 place.view(np.float32)[:] = _as_floats(rows, tensor.stored).reshape(-1)
             else:
-                _pack_matrix(tensor, tensor.weight_format, rows, place)
+                _pack_matrix(tensor, tensor.weight_format, recipe.layout, rows, place)
             progress.advance(tensor.stored.num_bytes)
 
 
@@ -55,20 +55,22 @@ def _read_rows(reader: TensorReader, stored: StoredTensor) -> Bytes:
     return rows
 
 
-def _pack_matrix(tensor: PackedTensor, weight_format: WeightFormat, rows: Bytes, out: Bytes) -> None:
+def _pack_matrix(
+    tensor: PackedTensor, weight_format: WeightFormat, layout: WeightLayout, rows: Bytes, out: Bytes
+) -> None:
     own_format = WeightFormat[tensor.stored.ggml_type.name]
     n, k = tensor.stored.shape
     if weight_format == own_format:
-        pack_linear(weight_format, rows, n, k, out=out)
+        pack_linear(weight_format, rows, n, k, out=out, layout=layout)
     elif weight_format == WeightFormat.F32:
-        pack_linear(WeightFormat.F32, _as_floats(rows, tensor.stored), n, k, out=out)
+        pack_linear(WeightFormat.F32, _as_floats(rows, tensor.stored), n, k, out=out, layout=layout)
     else:
         quantize = _QUANTIZER_BY_FORMAT[weight_format]
         parts = [
             quantize(_finite(_as_floats(rows[start : start + _ROWS_AT_ONCE], tensor.stored), tensor))
             for start in range(0, n, _ROWS_AT_ONCE)
         ]
-        pack_linear(weight_format, np.concatenate(parts), n, k, out=out)
+        pack_linear(weight_format, np.concatenate(parts), n, k, out=out, layout=layout)
 
 
 def _as_floats(rows: Bytes, stored: StoredTensor) -> Floats:

@@ -15,7 +15,7 @@ from services.common.errors import EngineError, ErrorReason
 from services.worker.config import Dtype, Quantization
 from services.worker.weights import Checkpoint, StoredTensor
 from services.worker.weights.layout import EMBEDDING, HEAD
-from treadle_kernels.cpu import WeightFormat, pack_linear, packed_bytes, raw_bytes
+from treadle_kernels.cpu import WeightFormat, WeightLayout, pack_linear, packed_bytes, raw_bytes
 
 ALIGNMENT = 64
 """Of every tensor in the packed file, as the engine wants packed weights."""
@@ -52,11 +52,13 @@ class Recipe:
 
     Attributes:
         variant: What was asked for: ``stored``, ``int8``, ``int4`` or ``float32``.
+        layout: Of the codes of quantised weights.
         fingerprint: Digest of the weights' version and of everything that decides the packed bytes.
         tensors: In the order of the file.
     """
 
     variant: str
+    layout: WeightLayout
     fingerprint: str
     tensors: tuple[PackedTensor, ...]
 
@@ -78,7 +80,12 @@ def unsupported_formats(checkpoint: Checkpoint) -> list[str]:
     return sorted(names - _FORMAT_BY_NAME.keys())
 
 
-def make_recipe(checkpoint: Checkpoint, dtype: Dtype, quantization: Quantization) -> Recipe:
+def make_recipe(
+    checkpoint: Checkpoint,
+    dtype: Dtype,
+    quantization: Quantization,
+    layout: WeightLayout = WeightLayout.BY_COLUMN,
+) -> Recipe:
     """Choose the formats and lay the tensors out. Pure.
 
     Args:
@@ -86,6 +93,7 @@ def make_recipe(checkpoint: Checkpoint, dtype: Dtype, quantization: Quantization
         dtype: ``float32`` decodes every weight and computes in float32 throughout; ``bfloat16`` leaves weights as they
             are stored.
         quantization: What matrices that are stored as floating numbers become; those that are stored quantised stay.
+        layout: As the engine wants the codes of quantised weights.
 
     Raises:
         EngineError: INVALID_CONFIG: both float32 and a quantisation are asked for.
@@ -97,10 +105,10 @@ def make_recipe(checkpoint: Checkpoint, dtype: Dtype, quantization: Quantization
     tensors = tuple(_lay_out(checkpoint, variant))
     digest = hashlib.sha256(f"{_VERSION}:{checkpoint.weight_version}:{variant}".encode())
     for weight_format in sorted({t.weight_format for t in tensors if t.weight_format is not None}):
-        digest.update(_packed_probe(weight_format))
+        digest.update(_packed_probe(weight_format, layout))
     for tensor in tensors:
         digest.update(f"{tensor.name}:{tensor.weight_format}:{tensor.num_bytes};".encode())
-    return Recipe(variant, digest.hexdigest()[:16], tensors)
+    return Recipe(variant, layout, digest.hexdigest()[:16], tensors)
 
 
 def _lay_out(checkpoint: Checkpoint, variant: str) -> Iterator[PackedTensor]:
@@ -125,8 +133,8 @@ def _run_format(name: str, stored: StoredTensor, variant: str) -> WeightFormat |
     return WeightFormat.Q8_0 if name in (EMBEDDING, HEAD) else wanted
 
 
-def _packed_probe(weight_format: WeightFormat) -> bytes:
+def _packed_probe(weight_format: WeightFormat, layout: WeightLayout) -> bytes:
     """Pack a small matrix of counting bytes: another layout of the engine's gives other bytes, and so another file."""
     n, k = 33, 2 * weight_format.block_size * (1 if weight_format.block_size > 1 else 32)
     raw = np.arange(raw_bytes(weight_format, n, k), dtype=np.uint8)
-    return pack_linear(weight_format, raw, n, k).data.tobytes()
+    return pack_linear(weight_format, raw, n, k, layout=layout).data.tobytes()

@@ -14,7 +14,9 @@ from treadle_kernels.cpu import (
     ModelShape,
     ModelWeights,
     PackedLinear,
+    WeightLayout,
     fastest_activations,
+    weight_layout,
 )
 
 Bytes = npt.NDArray[np.uint8]
@@ -38,9 +40,19 @@ def model_shape(
         sliding_window=config.sliding_window,
         max_num_tokens=max_num_tokens,
         max_num_sampled=max_num_tokens,
-        activations=fastest_activations() if activations == "auto" else _ACTIVATION_FORMATS[activations],
+        activations=activation_format(activations),
         activation_terms=activation_bits // 8,
     )
+
+
+def activation_format(activations: Activations) -> ActivationFormat:
+    """Say what a setting means on this machine."""
+    return fastest_activations() if activations == "auto" else _ACTIVATION_FORMATS[activations]
+
+
+def layout_for(activations: Activations, activation_bits: int) -> WeightLayout:
+    """Say how the codes of weights must lie on this machine."""
+    return weight_layout(activation_format(activations), activation_bits // 8)
 
 
 def model_weights(config: ModelConfig, recipe: Recipe, packed: Bytes, *, max_positions: int) -> ModelWeights:
@@ -71,6 +83,7 @@ class _Tensors:
     def __init__(self, recipe: Recipe, packed: Bytes) -> None:
         self._tensor_by_name = {tensor.name: tensor for tensor in recipe.tensors}
         self._packed = packed
+        self._layout = recipe.layout
 
     def linear(self, name: str) -> PackedLinear:
         """View a matrix, with its bias if it has one."""
@@ -78,7 +91,7 @@ class _Tensors:
         assert tensor.weight_format is not None
         bias = self.optional_vector(name.removesuffix(".weight") + ".bias")
         n, k = tensor.stored.shape
-        return PackedLinear(self._bytes(name), tensor.weight_format, n, k, bias)
+        return PackedLinear(self._bytes(name), tensor.weight_format, n, k, bias, self._layout)
 
     def vector(self, name: str) -> Floats:
         """View a vector."""

@@ -5,12 +5,21 @@
 //   quants   codes, `quant_bytes` a group (below)
 //   scales   [groups][scales per group][16], f16 or f32
 //   minima   [groups][16] likewise, where the format has them
-// An input quad is 4 consecutive inputs; a code plane of 64 bytes holds one quad of all 16 columns, byte 4 c + b being
-// input b of column c, as the dot product instructions want it. A weight is (code - offset) * scale + minimum.
+// A weight is (code - offset) * scale + minimum. The codes of a group lie in one of two orders.
+//
+// By column, for dot products: an input quad is 4 consecutive inputs; a plane of 64 bytes holds one quad of all 16
+// columns, byte 4 c + b being input b of column c.
 //   4 bits   4 planes; the low nibbles of plane i are quad i, the high ones quad i + 4
 //   5 bits   as 4 bits, then 8 masks of 64 bits, bit 4 c + b of mask i being the fifth bit in quad i
 //   6 bits   as 4 bits, then 2 planes with two more bits of four quads each: bits 2 i of plane j are quad 4 j + i
 //   8 bits   8 planes, code = value + 128
+//
+// By input, for tile products: a plane of 64 bytes is 32 words, one for each input, that hold that input's codes of some
+// columns; a vector of all inputs of one column is then a shift away.
+//   4 bits   4 planes; nibble i of a word of plane j is column 4 j + i
+//   5 bits   as 4 bits, then 16 masks of 32 bits, bit i of mask c being the fifth bit of input i of column c
+//   6 bits   as 4 bits, then 2 planes with two more bits of eight columns each: bits 2 i of plane j are column 8 j + i
+//   8 bits   8 planes; byte i of a word of plane j is column 2 j + i, code = value + 128
 // Floating formats keep [k][16] numbers a tile.
 #ifndef TREADLE_FORMATS_H
 #define TREADLE_FORMATS_H
@@ -78,6 +87,37 @@ static inline int64_t num_tiles(int64_t n) { return (n + kColumns - 1) / kColumn
 
 static inline int64_t packed_bytes(const FormatInfo& info, int64_t n, int64_t k) {
     return num_tiles(n) * tile_layout(info, k).tile_bytes;
+}
+
+// Some bits of one code: those from `shift` on of a byte of its group.
+struct CodePlace {
+    int byte;
+    int shift;
+};
+
+// Where the lowest four bits of a code lie, or all eight.
+static inline CodePlace low_bits(const FormatInfo& info, int32_t layout, int column, int input) {
+    const bool is_byte = info.quant_bytes == 512;
+    if (layout == TREADLE_LAYOUT_BY_INPUT) {
+        if (is_byte) return {64 * (column / 2) + 2 * input + column % 2, 0};
+        return {64 * (column / 4) + 2 * input + column % 4 / 2, 4 * (column % 2)};
+    }
+    const int quad = input / 4, byte = 4 * column + input % 4;
+    if (is_byte) return {64 * quad + byte, 0};
+    return {64 * (quad % 4) + byte, quad < 4 ? 0 : 4};
+}
+
+// Where the others lie: one bit in formats of five, two in those of six.
+static inline CodePlace high_bits(const FormatInfo& info, int32_t layout, int column, int input) {
+    constexpr int kStart = 256;  // behind the planes of low bits
+    const bool is_bit = info.quant_bytes == 320;
+    if (layout == TREADLE_LAYOUT_BY_INPUT) {
+        if (is_bit) return {kStart + 4 * column + input / 8, input % 8};
+        return {kStart + 64 * (column / 8) + 2 * input + column % 8 / 4, 2 * (column % 4)};
+    }
+    const int quad = input / 4, byte = 4 * column + input % 4;
+    if (is_bit) return {kStart + 8 * quad + byte / 8, byte % 8};
+    return {kStart + 64 * (quad / 4) + byte, 2 * (quad % 4)};
 }
 
 // Exact conversions of the two-byte floats.

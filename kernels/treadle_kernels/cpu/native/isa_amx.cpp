@@ -1,10 +1,7 @@
 // Linear layers on AMX bfloat16 tiles; everything else as on AVX-512.
-//
-// Codes of weights are small integers, which bfloat16 holds exactly. A tile product gives sixteen rows, sixteen columns
-// and one group; linear.inl states the same arithmetic, so both give the same bits.
 #include "kernels.h"
 
-#if defined(__AMX_BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -13,27 +10,12 @@
 
 #include "rows.inl"
 #include "linear.inl"
+#include "linear_split.inl"
 
 namespace {
 
-using treadle::kTermWords;
-
-// A unit is what one tile product takes in: a group, or half of one where that has a scale of its own, or a sum group.
-constexpr int kTileRows = 16;
-constexpr int kUnitsAtOnce = 4;                        // their codes and terms stay in the first-level cache
-constexpr int kTilesAtOnce = 2;                         // column tiles that meet the same terms
-constexpr int kGroupWords = kColumns * kGroup;         // of a group's codes: [16 pairs][16 columns][2]
-constexpr int kProductFloats = kTileRows * kColumns;   // of a unit
-constexpr int64_t kPrefetchGroups = 2 * kUnitsAtOnce;  // ahead of the weights in use
-constexpr int kPrefetchUpToRows = 64;                  // with more, arithmetic hides memory
-constexpr int kFewRows = 2;                            // so many are faster on AVX-512
-
-// Codes, two sets of products, and sums, one after the other.
-static_assert(treadle::linear_scratch_bytes(0) >=
-                  kTilesAtOnce * kUnitsAtOnce * kGroupWords * int64_t{sizeof(uint16_t)} +
-                      (2 * kUnitsAtOnce * kProductFloats + kTilesAtOnce * treadle::kMaxLinearRows * kColumns) *
-                          int64_t{sizeof(float)},
-              "a thread's scratch memory holds what a tiled product needs");
+// Tile instructions do not tell the compiler what memory they touch.
+inline void order_memory() { asm volatile("" ::: "memory"); }
 
 // The operand of LDTILECFG (Intel SDM volume 1, section 18.3).
 struct alignas(64) TileConfig {
@@ -43,13 +25,9 @@ struct alignas(64) TileConfig {
     uint16_t row_bytes[16] = {};
     uint8_t rows[16] = {};
 
-    // Tiles 0 and 1 hold products, 2 to 5 terms of activations, 6 and 7 codes, of `inputs` inputs.
-    TileConfig(int num_rows, int inputs) {
-        for (int tile = 0; tile < 8; ++tile) {
-            const bool is_terms = tile >= 2 && tile <= 5, is_codes = tile >= 6;
-            row_bytes[tile] = static_cast<uint16_t>(is_terms ? 2 * inputs : 64);
-            rows[tile] = static_cast<uint8_t>(is_codes ? inputs / 2 : num_rows);
-        }
+    void set(int tile, int num_rows, int num_row_bytes) {
+        rows[tile] = static_cast<uint8_t>(num_rows);
+        row_bytes[tile] = static_cast<uint16_t>(num_row_bytes);
     }
     void load() const {
         asm volatile("" ::"r"(this) : "memory");  // the instruction does not tell the compiler that it reads memory
@@ -57,248 +35,26 @@ struct alignas(64) TileConfig {
     }
 };
 
-// Turns the codes of a group into bfloat16 numbers.
-template <class Fmt>
-class CodeTable {
- public:
-    CodeTable() {
-        constexpr int kNumbers = Fmt::bits == 6 ? 64 : 32;
-        alignas(64) uint16_t numbers[64] = {};
-        for (int i = 0; i < kNumbers; ++i) {
-            const int code = Fmt::bits == 4 ? i % 16 : i;  // above four bits lie those of a neighbour
-            numbers[i] = static_cast<uint16_t>(treadle::bits_from_f32(static_cast<float>(code - Fmt::offset)) >> 16);
-        }
-        low_ = _mm512_load_si512(numbers);
-        high_ = _mm512_load_si512(numbers + 32);
-    }
+}  // namespace
 
-    // Writes a group as pairs of inputs in the order of the activations' terms: [16 pairs][16 columns][2].
-    inline __attribute__((always_inline)) void unpack(const uint8_t* quants, uint16_t* out) const {
-        if (Fmt::bits == 4) {
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; ++i) {
-                const B codes = b_load(quants + 64 * i);
-                store(out, 2 * i, codes);
-                store(out, 2 * i + 1, _mm512_srli_epi16(codes, 8));
-                store(out, 2 * i + 8, _mm512_srli_epi16(codes, 4));
-                store(out, 2 * i + 9, _mm512_srli_epi16(codes, 12));
-            }
-            return;
-        }
-        B codes[8];
-        Fmt::unpack(quants, codes);
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) {
-            store(out, 2 * i, codes[i]);
-            store(out, 2 * i + 1, _mm512_srli_epi16(codes[i], 8));
-        }
-    }
+#include "amx_rounded.inl"
+#include "amx_split.inl"
 
- private:
-    // Stores a row of pairs, from words with the codes in their low bits.
-    inline __attribute__((always_inline)) void store(uint16_t* out, int pair, B words) const {
-        _mm512_store_si512(out + 32 * pair, Fmt::bits == 8 ? from_bytes(words) : look_up(words));
-    }
-    inline B look_up(B words) const {
-        if (Fmt::bits == 6) return _mm512_permutex2var_epi16(low_, words, high_);
-        return _mm512_permutexvar_epi16(words, low_);
-    }
-    // 2^23 + code, as bits, less 2^23 + offset.
-    static inline B from_bytes(B words) {
-        const I magic = _mm512_set1_epi32(0x4b000000);
-        const F base = f_set(static_cast<float>((1 << 23) + Fmt::offset));
-        const I byte = _mm512_set1_epi32(255);
-        const I low = _mm512_or_si512(_mm512_and_si512(words, byte), magic);
-        const I high = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi32(words, 16), byte), magic);
-        const I low_number = _mm512_castps_si512(f_sub(_mm512_castsi512_ps(low), base));
-        const I high_number = _mm512_castps_si512(f_sub(_mm512_castsi512_ps(high), base));
-        return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(low_number, 16), high_number);
-    }
+namespace {
 
-    B low_, high_;
-};
-
-// Minima of up to 16 groups as pairs: [16 groups][16 columns][upper half of its bits, and that of what is left].
-template <class Fmt>
-void unpack_minima(const uint8_t* minima, int64_t count, uint16_t* out) {
-    for (int64_t g = 0; g < 16; ++g) {
-        I pairs = _mm512_setzero_si512();
-        if (g < count) {
-            const F minimum = Fmt::load(minima + g * Fmt::vector_bytes);
-            const F low = f_truncate_bf16(f_sub(minimum, f_truncate_bf16(minimum)));
-            pairs = _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(minimum), 16), _mm512_castps_si512(low));
-        }
-        _mm512_store_si512(out + 32 * g, pairs);
-    }
-}
-
-// Multiplies some rows and one column tile of one unit. Tile numbers are literals; turns between two sets let a
-// product start while the last one is stored.
-template <int kTerms>
-inline __attribute__((always_inline)) void multiply(bool is_odd, const uint16_t* terms, const uint16_t* codes,
-                                                    float* out) {
-    if (is_odd) {
-        _tile_loadd(6, codes, 64);
-        _tile_loadd(4, terms, 64);
-        _tile_zero(0);
-        _tile_dpbf16ps(0, 4, 6);
-        if (kTerms == 2) {
-            _tile_loadd(5, terms + kTermWords, 64);
-            _tile_dpbf16ps(0, 5, 6);
-        }
-        _tile_stored(0, out, 64);
-    } else {
-        _tile_loadd(7, codes, 64);
-        _tile_loadd(2, terms, 64);
-        _tile_zero(1);
-        _tile_dpbf16ps(1, 2, 7);
-        if (kTerms == 2) {
-            _tile_loadd(3, terms + kTermWords, 64);
-            _tile_dpbf16ps(1, 3, 7);
-        }
-        _tile_stored(1, out, 64);
-    }
-    asm volatile("" ::: "memory");  // tile instructions do not tell the compiler what memory they touch
-}
-
-// A thread's product of some rows with some column tiles. Units are taken kUnitsAtOnce at a time: their codes are
-// unpacked, and meet one block of rows after the other, whose sums wait in memory meanwhile.
-template <class Fmt, int kTerms, int kRows>
-class TiledProduct {
- public:
-    explicit TiledProduct(const LinearCall& call)
-        : call_(call),
-          layout_(treadle::tile_layout(*treadle::format_info(call.weights->format), call.weights->k)),
-          groups_(call.weights->k / kGroup),
-          num_scaled_(groups_ * kHalves),
-          num_units_(num_scaled_ + (Fmt::has_minimum ? treadle::num_sum_groups(groups_) : 0)),
-          codes_(reinterpret_cast<uint16_t*>(call.scratch)),
-          products_(reinterpret_cast<float*>(codes_ + kTilesAtOnce * kUnitsAtOnce * kGroupWords)),
-          sums_(products_ + 2 * kUnitsAtOnce * kProductFloats) {}
-
-    void run() {
-        TileConfig(kRows, kGroup / kHalves).load();
-        for (first_tile_ = call_.tile_begin; first_tile_ < call_.tile_end; first_tile_ += kTilesAtOnce) {
-            const int64_t left = call_.tile_end - first_tile_;
-            num_tiles_ = left < kTilesAtOnce ? static_cast<int>(left) : kTilesAtOnce;
-            for (int64_t begin = 0; begin < num_units_; begin += kUnitsAtOnce) {
-                const int64_t units_left = num_units_ - begin;
-                const int count = units_left < kUnitsAtOnce ? static_cast<int>(units_left) : kUnitsAtOnce;
-                for (int t = 0; t < num_tiles_; ++t) unpack(t, begin, count);
-                for (int64_t row = call_.row_begin; row < call_.row_end; row += kRows) add_units(row, begin, count);
-            }
-        }
-        _tile_release();
-    }
-
- private:
-    static constexpr int kHalves = Fmt::scales_per_group;
-    static constexpr int kUnitWords = kGroupWords / kHalves;
-
-    // Codes of some units of a tile, in their order; asks for those that come next.
-    void unpack(int t, int64_t begin, int count) {
-        const Tile tile = tile_at(call_, layout_, first_tile_ + t);
-        uint16_t* out = codes_ + t * kUnitsAtOnce * kUnitWords;
-        const bool prefetches = call_.row_end - call_.row_begin <= kPrefetchUpToRows;
-        for (int64_t unit = begin; unit < begin + count; unit += unit < num_scaled_ ? kHalves : 1) {
-            uint16_t* of_unit = out + (unit - begin) * kUnitWords;
-            if (unit >= num_scaled_) {
-                const int64_t group = (unit - num_scaled_) * 16;
-                unpack_minima<Fmt>(tile.minima + group * Fmt::vector_bytes, groups_ - group, of_unit);
-                continue;
-            }
-            const int64_t group = unit / kHalves;
-            if (prefetches) prefetch(tile, group);
-            table_.unpack(tile.quants + group * Fmt::quant_bytes, of_unit);
-        }
-    }
-
-    // Codes some groups ahead, at the end those of the tile that follows these; and a share of that one's other planes.
-    void prefetch(const Tile& tile, int64_t group) const {
-        const uint8_t* next_tile = tile.quants + num_tiles_ * layout_.tile_bytes;
-        const int64_t ahead = group + kPrefetchGroups;
-        const uint8_t* quants = ahead < groups_ ? tile.quants + ahead * Fmt::quant_bytes
-                                                : next_tile + (ahead - groups_) * Fmt::quant_bytes;
-        for (int i = 0; i < Fmt::quant_bytes; i += 64) __builtin_prefetch(quants + i);
-        constexpr int kOtherBytes = (kHalves + (Fmt::has_minimum ? 1 : 0)) * Fmt::vector_bytes;
-        const uint8_t* others = next_tile + layout_.scales + group * kOtherBytes;
-        for (int i = 0; i < kOtherBytes; i += 64) __builtin_prefetch(others + i);
-    }
-
-    inline __attribute__((always_inline)) void multiply_unit(const uint16_t* terms, int t, int64_t begin, int i) const {
-        const int64_t unit = begin + i;
-        const uint16_t* codes = codes_ + (t * kUnitsAtOnce + i) * kUnitWords;
-        float* out = products_ + (t % 2 * kUnitsAtOnce + i) * kProductFloats;
-        if (unit < num_scaled_) {
-            const int64_t word = unit / kHalves * kTerms * kTermWords + unit % kHalves * (kGroup / kHalves);
-            multiply<kTerms>(i % 2 != 0, terms + word, codes, out);
-        } else {
-            const int64_t word = (groups_ * kTerms + (unit - num_scaled_) * 2) * kTermWords;
-            multiply<2>(i % 2 != 0, terms + word, codes, out);
-        }
-    }
-
-    // Adds some units to a block of rows: products of a tile while those of the one before are summed.
-    void add_units(int64_t row, int64_t begin, int count) {
-        const uint16_t* terms = row_terms(*call_.x, row, call_.weights->k);
-        float* sums = sums_ + (row - call_.row_begin) / kRows * kTilesAtOnce * kRows * kColumns;
-        for (int i = 0; i < count; ++i) multiply_unit(terms, 0, begin, i);
-        for (int t = 0; t < num_tiles_; ++t) {
-            float* of_tile = sums + t * kRows * kColumns;
-            const Tile tile = tile_at(call_, layout_, first_tile_ + t);
-            const float* products = products_ + t % 2 * kUnitsAtOnce * kProductFloats;
-            F rows[kRows];
-#pragma GCC unroll 16
-            for (int j = 0; j < kRows; ++j) rows[j] = begin == 0 ? f_set(0.0f) : f_load(of_tile + j * kColumns);
-            for (int i = 0; i < count; ++i) {
-                if (t + 1 < num_tiles_) multiply_unit(terms, t + 1, begin, i);
-                const int64_t unit = begin + i;
-                const F scale =
-                    unit < num_scaled_ ? Fmt::load(tile.scales + unit * Fmt::vector_bytes) : f_set(1.0f);
-#pragma GCC unroll 16
-                for (int j = 0; j < kRows; ++j) {
-                    rows[j] = f_fma(f_load(products + i * kProductFloats + j * kColumns), scale, rows[j]);
-                }
-            }
-#pragma GCC unroll 16
-            for (int j = 0; j < kRows; ++j) f_store(of_tile + j * kColumns, rows[j]);
-            if (begin + count == num_units_) store_rows(row, first_tile_ + t, of_tile);
-        }
-    }
-
-    void store_rows(int64_t row, int64_t tile, const float* sums) const {
-        const int64_t count = call_.row_end - row < kRows ? call_.row_end - row : kRows;
-        for (int64_t j = 0; j < count; ++j) store_outputs(call_, row + j, tile, f_load(sums + j * kColumns));
-    }
-
-    const LinearCall& call_;
-    const CodeTable<Fmt> table_;
-    const TileLayout layout_;
-    const int64_t groups_;
-    const int64_t num_scaled_;  // units with scales; those after them are sum groups
-    const int64_t num_units_;
-    uint16_t* const codes_;   // [kTilesAtOnce][kUnitsAtOnce]
-    float* const products_;   // [2][kUnitsAtOnce][kTileRows][kColumns]
-    float* const sums_;       // [row blocks][kTilesAtOnce][kRows][kColumns]
-    int64_t first_tile_ = 0;
-    int num_tiles_ = 0;
-};
-
-template <class Fmt, int kTerms>
-void tiled_linear_of(const LinearCall& call) {
-    const int64_t rows = call.row_end - call.row_begin;
-    if (rows > 8) return TiledProduct<Fmt, kTerms, 16>(call).run();
-    if (rows > 4) return TiledProduct<Fmt, kTerms, 8>(call).run();
-    TiledProduct<Fmt, kTerms, 4>(call).run();
-}
+constexpr int kFewRows = 2;  // of two terms: so many are faster on AVX-512
 
 void linear_with_tiles(const LinearCall& call) {
     const bool is_quantized = treadle::format_info(call.weights->format)->is_quantized;
-    const bool has_few_rows = call.row_end - call.row_begin <= kFewRows;
-    if (!is_quantized || call.x->terms == nullptr || has_few_rows) return treadle::avx512_kernels()->linear(call);
+    if (is_quantized && call.x->rounded != nullptr) {
+        return with_format(call.weights->format, [&](auto format) { RoundedProduct<decltype(format)>(call).run(); });
+    }
+    const int64_t rows = call.row_end - call.row_begin;
+    if (!is_quantized || call.x->terms == nullptr || rows <= kFewRows) return treadle::avx512_kernels()->linear(call);
     with_format(call.weights->format, [&](auto format) {
-        if (call.x->num_terms == 2) return tiled_linear_of<decltype(format), 2>(call);
-        tiled_linear_of<decltype(format), 1>(call);
+        if (rows > 8) return SplitProduct<decltype(format), 16>(call).run();
+        if (rows > 4) return SplitProduct<decltype(format), 8>(call).run();
+        SplitProduct<decltype(format), 4>(call).run();
     });
 }
 

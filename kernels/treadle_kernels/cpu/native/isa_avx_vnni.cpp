@@ -8,6 +8,8 @@
 
 #include "rows.inl"
 #include "linear.inl"
+#include "linear_rounded.inl"
+#include "linear_split.inl"
 #include "attention.inl"
 #include "kv_write.inl"
 #include "table.inl"

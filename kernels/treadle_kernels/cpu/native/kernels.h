@@ -11,36 +11,50 @@
 namespace treadle {
 
 constexpr int kRowBlock = 16;  // rows whose codes lie side by side, group by group
-constexpr int kTermWords = kRowBlock * kGroup;  // of one term of a group, for a block of rows
 
 // Activations of some rows in the forms that linear layers take: numbers for floating weights, and for quantised ones
-// int8 codes or bfloat16 terms. Codes and terms lie in blocks of 16 rows, so that a kernel that works on several rows
+// int8 codes or bfloat16 terms. Codes and terms lie in blocks of rows, so that a kernel that works on several rows
 // finds them at fixed distances; the last block is readable as a whole.
 //
-// Codes: a value is its code times the scale of its group of 32. Terms: a value is the sum of its one or two terms, the
-// first being the nearest bfloat16 and the second the nearest to what the first misses. The terms of a group are in
-// the order of term_input(); behind the groups follow sum groups for weights with minima, always of two terms: words
-// 2 i and 2 i + 1 both hold the sum of the terms of the i-th of 16 groups.
+// Codes: a value is its code times the scale of its group of 32.
+// Terms: a value is the sum of two terms, the nearest bfloat16 and the nearest to what that misses. The terms of a group
+// are in the order of term_input(); behind the groups follow sum groups for weights with minima: words 2 i and 2 i + 1
+// both hold the sum of the terms of the i-th of 16 groups.
+// Rounded: a value is its nearest bfloat16. Blocks have as few rows as there are, in powers of two up to 16, and lie as
+// the second operand of a tile product.
 struct Activations {
     const float* values = nullptr;       // [rows][k]
-    const uint16_t* terms = nullptr;     // [row blocks]{[groups][num_terms], [sum groups][2]}[16][32]; null: codes
-    int num_terms = 0;
+    const uint16_t* terms = nullptr;     // [row blocks]{[groups][2], [sum groups][2]}[16][32], or null
+    const uint16_t* rounded = nullptr;   // [row blocks][groups][16 pairs of inputs][block_rows][2], or null
+    int block_rows = kRowBlock;          // of `rounded`
     const int8_t* codes = nullptr;       // [row blocks][groups][16][32]
     const float* scales = nullptr;       // [row blocks][groups][16]
     const float* sums = nullptr;         // likewise: scale times the sum of the group's codes
     const int32_t* code_sums = nullptr;  // [row blocks][groups][2][16]: sum of each half group's codes
 };
 
+constexpr int kTerms = 2;
+constexpr int kTermWords = kRowBlock * kGroup;  // of one term of a group, for a block of rows
+
 // Groups that hold sums of groups.
 static inline int64_t num_sum_groups(int64_t groups) { return (groups + 15) / 16; }
 // Words of all terms of a block of rows.
-static inline int64_t term_block_words(int64_t k, int num_terms) {
+static inline int64_t term_block_words(int64_t k) {
     const int64_t groups = k / kGroup;
-    return (groups * num_terms + num_sum_groups(groups) * 2) * kTermWords;
+    return (groups + num_sum_groups(groups)) * kTerms * kTermWords;
 }
 // Which input of a group the terms' word `word` holds: the middle two of each four are swapped, so that a vector of
 // weight codes, four inputs of a column side by side, gives two vectors of pairs without moving lanes.
 static inline int term_input(int word) { return (word & ~3) | (word & 1) << 1 | (word & 2) >> 1; }
+
+// Rows of a block of rounded activations, where there are `rows` of them.
+static inline int rounded_block_rows(int64_t rows) {
+    return rows > 8 ? 16 : rows > 4 ? 8 : rows > 2 ? 4 : rows > 1 ? 2 : 1;
+}
+// Words from the start of rounded activations to the first of a row.
+static inline int64_t rounded_row_offset(int64_t row, int64_t k, int block_rows) {
+    return row / block_rows * block_rows * k + row % block_rows * 2;
+}
 
 // Where quantize_row writes: the row's place in the first group, in the same arrays.
 struct QuantizedRow {
@@ -118,7 +132,10 @@ struct Kernels {
     void (*quantize_row)(const float* x, int64_t k, const QuantizedRow& out);
     // Writes the terms of a row, the first to `out`, the others kTermWords apart.
     // Magnitudes below 2^-90 become 0, so that no product or sum is ever denormal.
-    void (*split_row)(const float* x, int64_t k, int num_terms, uint16_t* out);
+    void (*split_row)(const float* x, int64_t k, uint16_t* out);
+    // Rounds rows of a block, `stride` apart, from its first on; the others are written as zeros or not at all.
+    // Magnitudes below 2^-70 become 0, for the same reason: weights are multiples of 2^-24.
+    void (*round_rows)(const float* x, int64_t stride, int rows, int64_t k, int block_rows, uint16_t* out);
     void (*rms_norm_row)(const float* x, const float* weight, int64_t n, float eps, float* y);
     void (*swiglu_row)(const float* gate, const float* up, int64_t n, float* y);
     void (*rotate_head)(float* head, const float* cos, const float* sin, int64_t half);
@@ -135,11 +152,15 @@ struct Kernels {
 
 constexpr int64_t kMaxLinearRows = 512;  // of a call
 
-// Codes and products on their way, and sums of the rows of a call for two column tiles; or two rows of terms.
+// What a thread's part of a product needs, whatever the kernel. Two terms: codes and products on their way, and sums of
+// the rows of a call for two column tiles; or two rows of terms. Rounded: weights of eight column tiles, and one set of
+// products; or one group of them as float32, and sums of the rows of a call.
 constexpr int64_t linear_scratch_bytes(int64_t k) {
-    const int64_t of_tiles = 16 * 1024 + kMaxLinearRows * 2 * kColumns * int64_t{sizeof(float)};
+    const int64_t of_sums = 24 * 1024 + kMaxLinearRows * 2 * kColumns * int64_t{sizeof(float)};
     const int64_t of_rows = 20 * (k + 1024);
-    return of_tiles > of_rows ? of_tiles : of_rows;
+    const int64_t of_weights = 8 * kColumns * (k + kGroup) * int64_t{sizeof(uint16_t)} + 8 * 1024;
+    const int64_t largest = of_sums > of_rows ? of_sums : of_rows;
+    return largest > of_weights ? largest : of_weights;
 }
 
 static inline int64_t attention_rows(int64_t group_size) {

@@ -20,10 +20,13 @@ class ActivationBuffer {
     treadle_activations format() const { return format_; }
     // Where row `row` of a matrix with k columns is quantised to.
     QuantizedRow quantized_row(int64_t row, int64_t k) const;
-    // Writes a row in the format, if that is bfloat16.
+    bool is_rounded() const { return format_ == TREADLE_ACTIVATIONS_BF16 && num_terms_ == 1; }
+    // Writes a row as two terms.
     void split_row(const float* values, int64_t row, int64_t k) const;
+    // Rounds rows [begin, end) of so many; begin is the first of a block.
+    void round_rows(const float* values, int64_t begin, int64_t end, int64_t rows, int64_t k) const;
     // The matrix for linear layers; `values` are its numbers, for floating formats.
-    Activations view(const float* values) const;
+    Activations view(const float* values, int64_t rows) const;
     int64_t num_bytes() const;
 
  private:

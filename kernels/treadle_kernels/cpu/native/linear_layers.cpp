@@ -26,7 +26,8 @@ void ActivationBuffer::reserve(treadle_activations format, int num_terms, int64_
     format_ = format;
     num_terms_ = num_terms;
     if (format == TREADLE_ACTIVATIONS_BF16) {
-        terms_.reserve(padded_rows / kRowBlock * term_block_words(groups * kGroup, num_terms));
+        const int64_t blocks = padded_rows / kRowBlock, width = groups * kGroup;
+        terms_.reserve(is_rounded() ? padded_rows * width : blocks * term_block_words(width));
         return;
     }
     codes_.reserve(padded_rows * groups * kGroup + 64);
@@ -43,15 +44,28 @@ QuantizedRow ActivationBuffer::quantized_row(int64_t row, int64_t k) const {
 }
 
 void ActivationBuffer::split_row(const float* values, int64_t row, int64_t k) const {
-    uint16_t* block = terms_.data() + row / kRowBlock * term_block_words(k, num_terms_);
-    kernels().split_row(values, k, num_terms_, block + row % kRowBlock * kGroup);
+    uint16_t* block = terms_.data() + row / kRowBlock * term_block_words(k);
+    kernels().split_row(values, k, block + row % kRowBlock * kGroup);
 }
 
-Activations ActivationBuffer::view(const float* values) const {
+void ActivationBuffer::round_rows(const float* values, int64_t begin, int64_t end, int64_t rows, int64_t k) const {
+    const int block_rows = rounded_block_rows(rows);
+    for (int64_t row = begin; row < end; row += block_rows) {
+        const int count = static_cast<int>(std::min<int64_t>(end - row, block_rows));
+        uint16_t* out = terms_.data() + rounded_row_offset(row, k, block_rows);
+        kernels().round_rows(values + row * k, k, count, k, block_rows, out);
+    }
+}
+
+Activations ActivationBuffer::view(const float* values, int64_t rows) const {
     Activations x;
     x.values = values;
-    if (format_ == TREADLE_ACTIVATIONS_BF16) x.terms = terms_.data();
-    x.num_terms = num_terms_;
+    if (is_rounded()) {
+        x.rounded = terms_.data();
+        x.block_rows = rounded_block_rows(rows);
+    } else if (format_ == TREADLE_ACTIVATIONS_BF16) {
+        x.terms = terms_.data();
+    }
     x.codes = codes_.data();
     x.scales = scales_.data();
     x.sums = sums_.data();

@@ -94,22 +94,30 @@ void Model::embed(const int32_t* token_ids, int64_t num_tokens) {
     });
 }
 
+int64_t Model::rows_per_chunk(int64_t rows) const {
+    return activations_.is_rounded() && rows > kRowsPerChunk ? kRowBlock : kRowsPerChunk;
+}
+
 void Model::prepare(const float* source, int64_t rows, int64_t k, const float* norm_weight, bool needs_codes) {
     const Kernels& table = kernels();
-    pool_.run_ranges(rows, kRowsPerChunk, [&](int64_t begin, int64_t end, int thread) {
-        for (int64_t row = begin; row < end; ++row) {
-            const float* values = source + row * k;
-            if (norm_weight != nullptr) {
-                float* normed = normed_.data() + row * k;
-                table.rms_norm_row(values, norm_weight, k, desc_.rms_norm_eps, normed);
-                values = normed;
+    pool_.run_ranges(rows, rows_per_chunk(rows), [&](int64_t begin, int64_t end, int thread) {
+        const float* values = source;
+        if (norm_weight != nullptr) {
+            values = normed_.data();
+            for (int64_t row = begin; row < end; ++row) {
+                table.rms_norm_row(source + row * k, norm_weight, k, desc_.rms_norm_eps, normed_.data() + row * k);
             }
-            if (needs_codes) quantize(values, row, rows, k, thread);
         }
+        if (needs_codes) quantize(values, begin, end, rows, k, thread);
     });
 }
 
-void Model::quantize(const float* values, int64_t row, int64_t rows, int64_t k, int thread) {
+void Model::quantize(const float* values, int64_t begin, int64_t end, int64_t rows, int64_t k, int thread) {
+    if (activations_.is_rounded()) return activations_.round_rows(values, begin, end, rows, k);
+    for (int64_t row = begin; row < end; ++row) quantize_row(values + row * k, row, rows, k, thread);
+}
+
+void Model::quantize_row(const float* values, int64_t row, int64_t rows, int64_t k, int thread) {
     if (desc_.activations == TREADLE_ACTIVATIONS_BF16) return activations_.split_row(values, row, k);
     const Kernels& table = kernels();
     const QuantizedRow codes = activations_.quantized_row(row, k);
@@ -127,7 +135,7 @@ void Model::quantize(const float* values, int64_t row, int64_t rows, int64_t k, 
 }
 
 void Model::multiply(const float* values, int64_t rows, const LinearJob* jobs, int num_jobs) {
-    const Activations x = activations_.view(values);
+    const Activations x = activations_.view(values, rows);
     if (!is_doubled()) return run_linear(pool_, scratch_, x, rows, jobs, num_jobs);
     // A product is linear in its activations: codes and residual codes are rows like others, and their results are added,
     // with the bias once. Floating formats take the numbers themselves, in one term.
@@ -220,12 +228,12 @@ void Model::run_mlp(const treadle_layer& layer, int64_t num_tokens) {
     multiply(normed_.data(), num_tokens, jobs, 2);
     lap(kGateUp);
     const Kernels& table = kernels();
-    pool_.run_ranges(num_tokens, kRowsPerChunk, [&](int64_t begin, int64_t end, int thread) {
+    pool_.run_ranges(num_tokens, rows_per_chunk(num_tokens), [&](int64_t begin, int64_t end, int thread) {
         for (int64_t token = begin; token < end; ++token) {
             float* gate = gated_.data() + token * width;
             table.swiglu_row(gate, up_.data() + token * width, width, gate);
-            if (takes_codes(layer.down)) quantize(gate, token, num_tokens, width, thread);
         }
+        if (takes_codes(layer.down)) quantize(gated_.data(), begin, end, num_tokens, width, thread);
     });
     lap(kNorm);
     const LinearJob down{&layer.down, hidden, hidden_size, true};

@@ -46,8 +46,12 @@ class Model {
     bool is_doubled() const {
         return desc_.activations == TREADLE_ACTIVATIONS_INT8 && desc_.activation_terms == 2;
     }
-    // Quantises row `row` of `rows`: its terms, or its codes and the codes of what those miss into row `rows + row`.
-    void quantize(const float* values, int64_t row, int64_t rows, int64_t k, int thread);
+    // Quantises rows [begin, end) of `rows`, the first being that of a block.
+    void quantize(const float* values, int64_t begin, int64_t end, int64_t rows, int64_t k, int thread);
+    // One row: its terms, or its codes and the codes of what those miss into row `rows + row`.
+    void quantize_row(const float* values, int64_t row, int64_t rows, int64_t k, int thread);
+    // Rows of a chunk of a row-wise operation: whole blocks.
+    int64_t rows_per_chunk(int64_t rows) const;
     // Computes products of prepared activations. Rows beyond `rows` of each y are overwritten where there are two terms.
     void multiply(const float* values, int64_t rows, const LinearJob* jobs, int num_jobs);
     // Adds the time since the last call to a phase.

@@ -14,10 +14,18 @@ namespace {
 
 constexpr int32_t kMaxWidth = 1 << 24;
 
-int check_layer_linear(const treadle_linear& weights, int64_t n, int64_t k, int layer, const char* name) {
+// Packed weights that meet the model's activations.
+int check_model_linear(const treadle_model_desc& desc, const treadle_linear& weights, const char* what) {
+    TREADLE_TRY(check_linear(weights, what));
+    TREADLE_TRY(check_fit(weights, desc.activations, desc.activation_terms, what));
+    return 0;
+}
+
+int check_layer_linear(const treadle_model_desc& desc, const treadle_linear& weights, int64_t n, int64_t k, int layer,
+                       const char* name) {
     char what[64];
     snprintf(what, sizeof what, "layer %d, %s", layer, name);
-    TREADLE_TRY(check_linear(weights, what));
+    TREADLE_TRY(check_model_linear(desc, weights, what));
     TREADLE_REQUIRE(weights.n == n && weights.k == k, "%s: must have shape [%lld, %lld], has [%d, %d]", what,
                     static_cast<long long>(n), static_cast<long long>(k), weights.n, weights.k);
     return 0;
@@ -28,13 +36,13 @@ int check_layer(const treadle_model_desc& desc, int index) {
     const int64_t hidden = desc.hidden_size, width = desc.intermediate_size;
     const int64_t query = int64_t{desc.num_heads} * desc.head_dim, key = int64_t{desc.num_kv_heads} * desc.head_dim;
     TREADLE_REQUIRE(layer.attention_norm != nullptr && layer.mlp_norm != nullptr, "layer %d: a norm is null", index);
-    TREADLE_TRY(check_layer_linear(layer.query, query, hidden, index, "query"));
-    TREADLE_TRY(check_layer_linear(layer.key, key, hidden, index, "key"));
-    TREADLE_TRY(check_layer_linear(layer.value, key, hidden, index, "value"));
-    TREADLE_TRY(check_layer_linear(layer.output, hidden, query, index, "output"));
-    TREADLE_TRY(check_layer_linear(layer.gate, width, hidden, index, "gate"));
-    TREADLE_TRY(check_layer_linear(layer.up, width, hidden, index, "up"));
-    TREADLE_TRY(check_layer_linear(layer.down, hidden, width, index, "down"));
+    TREADLE_TRY(check_layer_linear(desc, layer.query, query, hidden, index, "query"));
+    TREADLE_TRY(check_layer_linear(desc, layer.key, key, hidden, index, "key"));
+    TREADLE_TRY(check_layer_linear(desc, layer.value, key, hidden, index, "value"));
+    TREADLE_TRY(check_layer_linear(desc, layer.output, hidden, query, index, "output"));
+    TREADLE_TRY(check_layer_linear(desc, layer.gate, width, hidden, index, "gate"));
+    TREADLE_TRY(check_layer_linear(desc, layer.up, width, hidden, index, "up"));
+    TREADLE_TRY(check_layer_linear(desc, layer.down, hidden, width, index, "down"));
     return 0;
 }
 
@@ -73,7 +81,7 @@ int check_model(const treadle_model_desc& desc) {
         desc.layers != nullptr && desc.final_norm != nullptr && desc.rope_cos != nullptr && desc.rope_sin != nullptr,
         "layers, final_norm, rope_cos or rope_sin is null");
     for (const auto& [weights, name] : {std::pair{&desc.embedding, "embedding"}, std::pair{&desc.head, "head"}}) {
-        TREADLE_TRY(check_linear(*weights, name));
+        TREADLE_TRY(check_model_linear(desc, *weights, name));
         TREADLE_REQUIRE(weights->n == desc.vocab_size && weights->k == desc.hidden_size,
                         "%s: must have shape [%d, %d], has [%d, %d]", name, desc.vocab_size, desc.hidden_size,
                         weights->n, weights->k);

@@ -112,41 +112,35 @@ Group read_group(const FormatInfo& info, const uint8_t* row, int64_t index) {
     return group;
 }
 
-void write_codes(const FormatInfo& info, const uint8_t* codes, int column, uint8_t* out) {
+int num_high_bits(const FormatInfo& info) { return info.quant_bytes == 320 ? 1 : info.quant_bytes == 384 ? 2 : 0; }
+
+void write_codes(const FormatInfo& info, int32_t layout, const uint8_t* codes, int column, uint8_t* out) {
+    const int low_mask = info.quant_bytes == 512 ? 255 : 15;
     for (int i = 0; i < kGroup; ++i) {
-        const int quad = i / 4, byte = 4 * column + i % 4;
-        const uint8_t code = codes[i];
-        if (info.quant_bytes == 512) {
-            out[64 * quad + byte] = code;
-            continue;
-        }
-        const int low = code & 15;
-        out[64 * (quad % 4) + byte] |= static_cast<uint8_t>(quad < 4 ? low : low << 4);
-        if (info.quant_bytes == 320) {
-            out[256 + 8 * quad + byte / 8] |= static_cast<uint8_t>((code >> 4 & 1) << (byte % 8));
-        } else if (info.quant_bytes == 384) {
-            out[256 + 64 * (quad / 4) + byte] |= static_cast<uint8_t>((code >> 4 & 3) << (2 * (quad % 4)));
-        }
+        const CodePlace low = low_bits(info, layout, column, i);
+        out[low.byte] |= static_cast<uint8_t>((codes[i] & low_mask) << low.shift);
+        if (num_high_bits(info) == 0) continue;
+        const CodePlace high = high_bits(info, layout, column, i);
+        out[high.byte] |= static_cast<uint8_t>(codes[i] >> 4 << high.shift);
     }
 }
 
-uint8_t read_code(const FormatInfo& info, const uint8_t* quants, int column, int i) {
-    const int quad = i / 4, byte = 4 * column + i % 4;
-    if (info.quant_bytes == 512) return quants[64 * quad + byte];
-    const uint8_t pair = quants[64 * (quad % 4) + byte];
-    int code = quad < 4 ? pair & 15 : pair >> 4;
-    if (info.quant_bytes == 320) code |= (quants[256 + 8 * quad + byte / 8] >> (byte % 8) & 1) << 4;
-    if (info.quant_bytes == 384) code |= (quants[256 + 64 * (quad / 4) + byte] >> (2 * (quad % 4)) & 3) << 4;
-    return static_cast<uint8_t>(code);
+int read_code(const FormatInfo& info, int32_t layout, const uint8_t* quants, int column, int i) {
+    const CodePlace low = low_bits(info, layout, column, i);
+    const int code = quants[low.byte] >> low.shift & (info.quant_bytes == 512 ? 255 : 15);
+    if (num_high_bits(info) == 0) return code;
+    const CodePlace high = high_bits(info, layout, column, i);
+    return code | (quants[high.byte] >> high.shift & ((1 << num_high_bits(info)) - 1)) << 4;
 }
 
-void pack_quantized_row(const FormatInfo& info, const uint8_t* row, int64_t k, int column, uint8_t* tile) {
-    const TileLayout layout = tile_layout(info, k);
+void pack_quantized_row(const FormatInfo& info, int32_t layout, const uint8_t* row, int64_t k, int column,
+                        uint8_t* tile) {
+    const TileLayout planes = tile_layout(info, k);
     for (int64_t g = 0; g < k / kGroup; ++g) {
         const Group group = read_group(info, row, g);
-        write_codes(info, group.codes, column, tile + g * info.quant_bytes);
-        uint8_t* scales = tile + layout.scales + g * info.scales_per_group * kColumns * info.scale_bytes;
-        uint8_t* minimum = tile + layout.minima + (g * kColumns + column) * info.scale_bytes;
+        write_codes(info, layout, group.codes, column, tile + g * info.quant_bytes);
+        uint8_t* scales = tile + planes.scales + g * info.scales_per_group * kColumns * info.scale_bytes;
+        uint8_t* minimum = tile + planes.minima + (g * kColumns + column) * info.scale_bytes;
         if (info.scale_bytes == 2) {  // the halves of the file as they are
             const uint8_t* block = row + g * info.raw_block_bytes;
             std::memcpy(scales + 2 * column, block, 2);
@@ -185,8 +179,23 @@ int check_shape(int32_t format, int64_t n, int64_t k, const char* what) {
     return 0;
 }
 
+int check_layout(int32_t layout, const char* what) {
+    TREADLE_REQUIRE(layout == TREADLE_LAYOUT_BY_COLUMN || layout == TREADLE_LAYOUT_BY_INPUT, "%s: unknown layout %d", what,
+                    layout);
+    return 0;
+}
+
+int check_fit(const treadle_linear& weights, int32_t activations, int32_t num_terms, const char* what) {
+    const bool is_rounded = activations == TREADLE_ACTIVATIONS_BF16 && num_terms == 1;
+    const int32_t wanted = is_rounded ? TREADLE_LAYOUT_BY_INPUT : TREADLE_LAYOUT_BY_COLUMN;
+    TREADLE_REQUIRE(weights.layout == wanted || !format_info(weights.format)->is_quantized,
+                    "%s: these activations need codes in layout %d, not %d", what, wanted, weights.layout);
+    return 0;
+}
+
 int check_linear(const treadle_linear& weights, const char* what) {
     TREADLE_TRY(check_shape(weights.format, weights.n, weights.k, what));
+    TREADLE_TRY(check_layout(weights.layout, what));
     TREADLE_REQUIRE(weights.data != nullptr && reinterpret_cast<uintptr_t>(weights.data) % 64 == 0,
                     "%s: packed weights must start at a multiple of 64 bytes", what);
     const auto wanted = static_cast<uint64_t>(packed_bytes(*format_info(weights.format), weights.n, weights.k));
@@ -195,7 +204,7 @@ int check_linear(const treadle_linear& weights, const char* what) {
     return 0;
 }
 
-void pack(const FormatInfo& info, const uint8_t* raw, int64_t n, int64_t k, uint8_t* packed) {
+void pack(const FormatInfo& info, int32_t layout, const uint8_t* raw, int64_t n, int64_t k, uint8_t* packed) {
     const int64_t row_bytes = k / info.raw_block_size * info.raw_block_bytes;
     const int64_t tile_bytes = tile_layout(info, k).tile_bytes;
     std::memset(packed, 0, static_cast<size_t>(packed_bytes(info, n, k)));
@@ -203,7 +212,7 @@ void pack(const FormatInfo& info, const uint8_t* raw, int64_t n, int64_t k, uint
         uint8_t* tile = packed + row / kColumns * tile_bytes;
         const int column = static_cast<int>(row % kColumns);
         if (info.is_quantized) {
-            pack_quantized_row(info, raw + row * row_bytes, k, column, tile);
+            pack_quantized_row(info, layout, raw + row * row_bytes, k, column, tile);
         } else {
             pack_float_row(info, raw + row * row_bytes, k, column, tile);
         }
@@ -233,7 +242,8 @@ void unpack_row(const treadle_linear& weights, int64_t row, float* out) {
         for (int i = 0; i < kGroup; ++i) {
             const int64_t index = (g * info.scales_per_group + i / run) * kColumns + column;
             const float scale = load_scale(info, tile + layout.scales, index);
-            const float product = static_cast<float>(read_code(info, quants, column, i) - info.offset) * scale;
+            const int code = read_code(info, weights.layout, quants, column, i);
+            const float product = static_cast<float>(code - info.offset) * scale;
             out[g * kGroup + i] = info.has_minimum ? product + minimum : product;
         }
     }

@@ -49,16 +49,16 @@ void quantize_row(const float* x, int64_t k, const QuantizedRow& out) {
     }
 }
 
-// Numbers whose products might become denormal count as zero.
+// Numbers whose products with terms or weights might become denormal count as zero.
 inline F f_zero_if_tiny(F x) { return f_zero_below(x, f_max(x, f_sub(f_set(0.0f), x)), 0x1p-90f); }
 
-void split_row(const float* x, int64_t k, int num_terms, uint16_t* out) {
+void split_row(const float* x, int64_t k, uint16_t* out) {
     const int64_t groups = k / 32;
-    uint16_t* out_of_sums = out + groups * num_terms * treadle::kTermWords;
+    uint16_t* out_of_sums = out + groups * treadle::kTerms * treadle::kTermWords;
     float sums[16] = {};
     for (int64_t g = 0; g < groups; ++g) {
         F a = f_zero_if_tiny(f_load(x + 32 * g)), b = f_zero_if_tiny(f_load(x + 32 * g + 16)), kept = f_set(0.0f);
-        for (int term = 0; term < num_terms; ++term, out += treadle::kTermWords) {
+        for (int term = 0; term < treadle::kTerms; ++term, out += treadle::kTermWords) {
             const F nearest_a = f_round_bf16(a), nearest_b = f_round_bf16(b);
             store_terms(nearest_a, out);
             store_terms(nearest_b, out + 16);
@@ -74,6 +74,23 @@ void split_row(const float* x, int64_t k, int num_terms, uint16_t* out) {
             store_terms_twice(nearest, out_of_sums);
             left = f_sub(left, nearest);
         }
+    }
+}
+
+// The nearest bfloat16, 0 for numbers whose products with weights might become denormal.
+inline F f_round_if_not_tiny(F x) {
+    return f_round_bf16(f_zero_below(x, f_max(x, f_sub(f_set(0.0f), x)), 0x1p-70f));
+}
+
+void round_rows(const float* x, int64_t stride, int rows, int64_t k, int block_rows, uint16_t* out) {
+    for (int64_t g = 0; g < k / 32; ++g, x += 32, out += 32 * block_rows) {
+        alignas(64) uint32_t pairs[16][16] = {};
+        for (int row = 0; row < rows; ++row) {
+            const float* values = x + row * stride;
+            const F low = f_round_if_not_tiny(f_load(values)), high = f_round_if_not_tiny(f_load(values + 16));
+            store_pairs(low, high, pairs[row]);
+        }
+        transpose_words(pairs[0], block_rows, reinterpret_cast<uint32_t*>(out));
     }
 }
 

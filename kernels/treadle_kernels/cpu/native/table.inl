@@ -1,9 +1,26 @@
 // The table of an instruction set, from what the files before this one define.
 namespace {
 
+void linear(const LinearCall& call) {
+    switch (call.weights->format) {
+        case TREADLE_F32:
+            return floating_linear<NumbersF32>(call);
+        case TREADLE_F16:
+            return floating_linear<NumbersF16>(call);
+        case TREADLE_BF16:
+            return floating_linear<NumbersBF16>(call);
+        default:
+            return with_format(call.weights->format, [&](auto format) {
+                if (call.x->rounded != nullptr) return rounded_linear<decltype(format)>(call);
+                if (call.x->terms != nullptr) return split_linear<decltype(format)>(call);
+                quantized_linear<decltype(format)>(call);
+            });
+    }
+}
+
 constexpr treadle::Kernels make_kernels(const char* name) {
-    return {name,   quantize_row, split_row,      rms_norm_row, swiglu_row,     rotate_head, write_kv,
-            linear, attend,       merge_partials, argmax,       softmax_weights};
+    return {name,     quantize_row, split_row, round_rows,     rms_norm_row, swiglu_row,     rotate_head,
+            write_kv, linear,       attend,    merge_partials, argmax,       softmax_weights};
 }
 
 }  // namespace

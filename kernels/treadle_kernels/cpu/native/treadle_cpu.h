@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define TREADLE_CPU_ABI 2
+#define TREADLE_CPU_ABI 3
 #define TREADLE_API __attribute__((visibility("default")))
 
 // Number formats of weights. Numbers are those of ggml_type, so a GGUF file's type id can be passed on.
@@ -40,9 +40,13 @@ typedef enum treadle_kv_dtype { TREADLE_KV_F32 = 0, TREADLE_KV_BF16 = 1, TREADLE
 // How activations meet quantised weights: as sums of terms, one or two.
 //   INT8  codes with a scale for each group of 32; a second term is the code of what the first misses. Exact integer sums
 //         within a group. For any machine with integer dot products.
-//   BF16  the nearest bfloat16; a second term is the nearest to what the first misses. For machines with AMX, where it
-//         is faster and closer; the others compute the same bits, slowly.
+//   BF16  with two terms: the nearest bfloat16, and the nearest to what that misses; codes of weights are exact. With one:
+//         weights too are rounded to bfloat16, scale and minimum included, which is what makes many rows fast. For
+//         machines with AMX; the others compute the same bits, slowly.
 typedef enum treadle_activations { TREADLE_ACTIVATIONS_INT8 = 0, TREADLE_ACTIVATIONS_BF16 = 1 } treadle_activations;
+
+// How the codes of quantised weights lie. By input is for BF16 activations of one term, by column for all others.
+typedef enum treadle_layout { TREADLE_LAYOUT_BY_COLUMN = 0, TREADLE_LAYOUT_BY_INPUT = 1 } treadle_layout;
 
 TREADLE_API int32_t treadle_cpu_abi(void);
 // Text of this thread's last error; valid until its next failing call.
@@ -74,7 +78,7 @@ typedef struct treadle_linear {
     int32_t format;
     int32_t n;
     int32_t k;
-    int32_t reserved;
+    int32_t layout;  // treadle_layout
 } treadle_linear;
 
 // Bytes of [n, k] weights as stored in a file, and packed.
@@ -82,13 +86,14 @@ TREADLE_API int treadle_raw_bytes(int32_t format, int64_t n, int64_t k, uint64_t
 TREADLE_API int treadle_packed_bytes(int32_t format, int64_t n, int64_t k, uint64_t* num_bytes);
 // Rearranges rows as stored in a file for the kernels, without changing any value. The result is the same for all
 // instruction sets, so it may be kept in a file.
-TREADLE_API int treadle_pack(int32_t format, const void* raw, uint64_t raw_bytes, int64_t n, int64_t k, void* packed,
+TREADLE_API int treadle_pack(int32_t format, int32_t layout, const void* raw, uint64_t raw_bytes, int64_t n, int64_t k, void* packed,
                              uint64_t packed_bytes);
 // Decodes rows of packed weights to float32, bit for bit as gguf.quants.dequantize: out[num_rows, k].
 TREADLE_API int treadle_unpack_rows(const treadle_linear* weights, const int32_t* rows, int64_t num_rows, float* out);
 
 // --- Operations ------------------------------------------------------------------------------------------------------
-// y[m, n] = x[m, k] W^T + bias; activations and num_terms say how quantised weights see x (INT8: one term only here).
+// y[m, n] = x[m, k] W^T + bias; activations and num_terms say how quantised weights see x (INT8: one term only here), and
+// must fit their layout.
 TREADLE_API int treadle_linear_forward(treadle_pool* pool, const treadle_linear* weights, const float* x, int64_t m,
                                        int32_t activations, int32_t num_terms, float* y);
 // What quantised linear layers see of x[m, k] as INT8: values[m, k], and scales[m, k / 32] to multiply them with.

@@ -137,6 +137,19 @@ inline void store_terms_twice(F x, uint16_t* p) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), twice(x.high));
 }
 
+inline void store_pairs(F low, F high, uint32_t* p) {
+    const auto pairs = [](F x) {
+        const __m256i a = _mm256_srli_epi32(_mm256_castps_si256(x.low), 16);
+        const __m256i b = _mm256_srli_epi32(_mm256_castps_si256(x.high), 16);
+        return _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8);
+    };
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), pairs(low));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), pairs(high));
+}
+inline void transpose_words(const uint32_t* p, int rows, uint32_t* out) {
+    for (int i = 0; i < 16 * rows; ++i) out[i] = p[i % rows * 16 + i / rows];
+}
+
 inline I i_set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline F f_from_i(I x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
 inline uint32_t max_magnitude_bits(F a, F b) {

@@ -85,6 +85,51 @@ inline void store_terms_twice(F x, uint16_t* p) {
     _mm512_storeu_si512(p, _mm512_or_si512(high, _mm512_srli_epi32(high, 16)));
 }
 
+inline void store_pairs(F low, F high, uint32_t* p) {
+    const I odd = _mm512_set_epi32(0x003f003d, 0x003b0039, 0x00370035, 0x00330031, 0x002f002d, 0x002b0029, 0x00270025,
+                                   0x00230021, 0x001f001d, 0x001b0019, 0x00170015, 0x00130011, 0x000f000d, 0x000b0009,
+                                   0x00070005, 0x00030001);  // upper halves of all lanes
+    _mm512_storeu_si512(p, _mm512_permutex2var_epi16(_mm512_castps_si512(low), odd, _mm512_castps_si512(high)));
+}
+// Sixteen rows of sixteen numbers to columns.
+inline void transpose(const float* in, F out[16]) {
+    F a[16], b[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+        const F even = f_load(in + 32 * i), odd = f_load(in + 32 * i + 16);
+        a[2 * i] = _mm512_unpacklo_ps(even, odd);
+        a[2 * i + 1] = _mm512_unpackhi_ps(even, odd);
+    }
+    const auto pairs = [](F x) { return _mm512_castps_pd(x); };
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        b[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(pairs(a[4 * i]), pairs(a[4 * i + 2])));
+        b[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(pairs(a[4 * i]), pairs(a[4 * i + 2])));
+        b[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(pairs(a[4 * i + 1]), pairs(a[4 * i + 3])));
+        b[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(pairs(a[4 * i + 1]), pairs(a[4 * i + 3])));
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const F low = _mm512_shuffle_f32x4(b[i], b[4 + i], 0x88), high = _mm512_shuffle_f32x4(b[8 + i], b[12 + i], 0x88);
+        const F low_odd = _mm512_shuffle_f32x4(b[i], b[4 + i], 0xdd);
+        const F high_odd = _mm512_shuffle_f32x4(b[8 + i], b[12 + i], 0xdd);
+        out[i] = _mm512_shuffle_f32x4(low, high, 0x88);
+        out[8 + i] = _mm512_shuffle_f32x4(low, high, 0xdd);
+        out[4 + i] = _mm512_shuffle_f32x4(low_odd, high_odd, 0x88);
+        out[12 + i] = _mm512_shuffle_f32x4(low_odd, high_odd, 0xdd);
+    }
+}
+inline void transpose_words(const uint32_t* p, int rows, uint32_t* out) {
+    if (rows == 1) return _mm512_storeu_si512(out, _mm512_loadu_si512(p));
+    if (rows < 16) {
+        for (int i = 0; i < 16 * rows; ++i) out[i] = p[i % rows * 16 + i / rows];
+        return;
+    }
+    F columns[16];
+    transpose(reinterpret_cast<const float*>(p), columns);
+    for (int i = 0; i < 16; ++i) f_store(reinterpret_cast<float*>(out) + 16 * i, columns[i]);
+}
+
 inline I i_set(int32_t x) { return _mm512_set1_epi32(x); }
 inline F f_from_i(I x) { return _mm512_cvtepi32_ps(x); }
 inline uint32_t max_magnitude_bits(F a, F b) {

@@ -149,6 +149,18 @@ inline void store_terms_twice(F x, uint16_t* p) {
     for (int i = 0; i < 32; ++i) p[i] = static_cast<uint16_t>(treadle::bits_from_f32(x.lane[i / 2]) >> 16);
 }
 
+// Stores lanes that are bfloat16, of two vectors of consecutive numbers, as pairs.
+inline void store_pairs(F low, F high, uint32_t* p) {
+    for (int i = 0; i < 8; ++i) {
+        p[i] = treadle::bits_from_f32(low.lane[2 * i]) >> 16 | treadle::bits_from_f32(low.lane[2 * i + 1]);
+        p[i + 8] = treadle::bits_from_f32(high.lane[2 * i]) >> 16 | treadle::bits_from_f32(high.lane[2 * i + 1]);
+    }
+}
+// Writes the first `rows` of sixteen rows as columns: out[16][rows].
+inline void transpose_words(const uint32_t* p, int rows, uint32_t* out) {
+    for (int i = 0; i < 16 * rows; ++i) out[i] = p[i % rows * 16 + i / rows];
+}
+
 inline I i_set(int32_t x) {
     I result;
     for (int32_t& lane : result.lane) lane = x;
