@@ -2,7 +2,7 @@
 
 import ctypes
 
-ABI = 2
+ABI = 3
 NUM_PHASES = 10
 
 

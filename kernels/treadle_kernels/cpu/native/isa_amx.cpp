@@ -1,4 +1,4 @@
-// Linear layers on AMX bfloat16 tiles; everything else as on AVX-512.
+// Linear layers and attention on AMX bfloat16 tiles; everything else as on AVX-512.
 //
 // Codes of weights are small integers, which bfloat16 holds exactly. A tile product gives sixteen rows, sixteen columns
 // and one group; linear.inl states the same arithmetic, so both give the same bits.
@@ -13,6 +13,7 @@
 
 #include "rows.inl"
 #include "linear.inl"
+#include "attention_amx.inl"
 
 namespace {
 
@@ -306,7 +307,9 @@ void linear_with_tiles(const LinearCall& call) {
 bool has_tiles() {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
-    const bool has_instructions = (edx >> 24 & 1) != 0 && (edx >> 22 & 1) != 0;
+    bool has_instructions = (edx >> 24 & 1) != 0 && (edx >> 22 & 1) != 0;
+    // Vector instructions for bfloat16 came before tiles.
+    has_instructions &= __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
     constexpr int kRequestPermission = 0x1023, kTileData = 18;
     return has_instructions && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
@@ -320,6 +323,7 @@ const treadle::Kernels* treadle::amx_kernels() {
         kernels = *avx512_kernels();
         kernels.name = "amx";
         kernels.linear = linear_with_tiles;
+        kernels.attend = attend_with_tiles;
         return &kernels;
     }();
     return table;

@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define TREADLE_CPU_ABI 2
+#define TREADLE_CPU_ABI 3
 #define TREADLE_API __attribute__((visibility("default")))
 
 // Number formats of weights. Numbers are those of ggml_type, so a GGUF file's type id can be passed on.
@@ -41,7 +41,7 @@ typedef enum treadle_kv_dtype { TREADLE_KV_F32 = 0, TREADLE_KV_BF16 = 1, TREADLE
 //   INT8  codes with a scale for each group of 32; a second term is the code of what the first misses. Exact integer sums
 //         within a group. For any machine with integer dot products.
 //   BF16  the nearest bfloat16; a second term is the nearest to what the first misses. For machines with AMX, where it
-//         is faster and closer; the others compute the same bits, slowly.
+//         is faster and closer; the others compute the same bits, slowly. Attention over a BF16 cache works so too.
 typedef enum treadle_activations { TREADLE_ACTIVATIONS_INT8 = 0, TREADLE_ACTIVATIONS_BF16 = 1 } treadle_activations;
 
 TREADLE_API int32_t treadle_cpu_abi(void);
@@ -129,9 +129,11 @@ typedef struct treadle_rows {
 
 // Stores keys and values of one layer, then attends causally: out[num_tokens, num_heads * head_dim] from
 // qkv[num_tokens, (num_heads + 2 num_kv_heads) * head_dim]. A token sees at most its last sliding_window positions,
-// itself included; 0 means all.
+// itself included; 0 means all. With BF16 activations and a BF16 cache, queries and softmax weights are sums of num_terms
+// bfloat16 numbers (1 or 2) and products are summed as AMX tiles do; otherwise they are float32.
 TREADLE_API int treadle_attention(treadle_pool* pool, const treadle_kv* kv, int32_t layer, const treadle_rows* rows,
-                                  const float* qkv, int32_t num_heads, int32_t sliding_window, float scale, float* out);
+                                  const float* qkv, int32_t num_heads, int32_t sliding_window, float scale,
+                                  int32_t activations, int32_t num_terms, float* out);
 
 // --- Sampling --------------------------------------------------------------------------------------------------------
 // How one token is chosen: temperature (below 1e-5 greedy), then min_p, top_k, top_p; off at 0, 0, 1. The draw is a
