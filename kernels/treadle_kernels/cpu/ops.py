@@ -119,7 +119,7 @@ def attention(
         num_heads: Query heads.
         sliding_window: Positions that a token sees, its own included; None sees all.
         scale: Of the scores; None is ``head_dim ** -0.5``.
-        activations: BF16 over a BF16 cache makes queries and weights sums of bfloat16 terms; otherwise they are float32.
+        activations: With BF16 and a BF16 cache, queries and weights are sums of bfloat16 terms, otherwise float32.
         num_terms: 1 or 2.
 
     Returns:

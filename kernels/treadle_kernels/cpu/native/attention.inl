@@ -8,6 +8,7 @@
 // the weight 0, which adds nothing, however many of them a neighbour drags in.
 #include "attention_parts.inl"
 #include "attention_terms.inl"
+#include "attention_steps.inl"
 #include "attention_tiles.inl"
 #include "kernels.h"
 

@@ -1,6 +1,7 @@
 // The products of attention_terms.inl on AMX tiles: keys and values are operands as they lie in the cache.
 #include "attention_parts.inl"
 #include "attention_terms.inl"
+#include "attention_steps.inl"
 #include "kernels.h"
 
 namespace {
@@ -15,7 +16,9 @@ struct alignas(64) AttentionTiles {
     uint8_t rows[16] = {};
 
     explicit AttentionTiles(int num_rows) {
-        for (int tile = 0; tile < 8; ++tile) rows[tile] = static_cast<uint8_t>(tile == 4 ? 16 : tile == 6 ? 8 : num_rows);
+        for (int tile = 0; tile < 8; ++tile) {
+            rows[tile] = static_cast<uint8_t>(tile == 4 ? 16 : tile == 6 ? 8 : num_rows);
+        }
     }
     void load() const {
         asm volatile("" ::"r"(this) : "memory");  // the instruction does not tell the compiler that it reads memory
@@ -26,33 +29,54 @@ struct alignas(64) AttentionTiles {
 // Tile instructions do not tell the compiler what memory they touch.
 inline void finish_memory_accesses() { asm volatile("" ::: "memory"); }
 
-// Four sums are under way at once, since a product takes longer than its turn in the unit.
+// Four sums are under way at once, since a product takes longer than its turn in the unit. Products are made in small
+// steps, between which the caller works with vectors, as the two kinds of work hide each other.
 template <int kTerms>
 class TileProducts {
  public:
     TileProducts(const AttentionCall& call, float*)
         : head_dim_(call.kv.head_dim),
           padded_(call.kv.padded_head_dim),
-          // With one row tile, arithmetic does not hide memory.
+          // With few rows, arithmetic does not hide memory.
           prefetches_(call.num_queries * call.group_size <= kTermRows) {}
 
-    void score(const TermTile& tile, const Runs<KvBF16>& runs, Range range) {
-        int run = range.first_run();
-        const int last = range.last_run();
-        for (; run + 4 <= last; run += 4) score_runs<4>(tile, runs, run);
-        if (last - run == 3) score_runs<3>(tile, runs, run);
-        if (last - run == 2) score_runs<2>(tile, runs, run);
-        if (last - run == 1) score_runs<1>(tile, runs, run);
+    // How often to advance until scores are done.
+    int num_score_parts(const TermStep& step) const {
+        return (step.range.last_run() - step.range.first_run() + 3) / 4 * num_parts();
+    }
+    // Both return how often to advance until it is done; one is done before the other starts, since they share tiles.
+    int start_scores(const TermStep& step) {
+        scoring_ = step;
+        run_ = step.range.first_run();
+        part_ = 0;
+        return num_score_parts(step);
+    }
+    void advance_scores() {
+        const int left = scoring_.range.last_run() - run_;
+        if (left >= 4) score<4>();
+        if (left == 3) score<3>();
+        if (left == 2) score<2>();
+        if (left == 1) score<1>();
+        if (++part_ < num_parts()) return;
+        part_ = 0;
+        run_ += 4;
     }
 
-    void add_up(const TermTile& tile, const Runs<KvBF16>& runs, Range range) const {
-        for (int64_t d = 0; d < padded_; d += 64) {
-            const int64_t left = (padded_ - d) / 16;
-            if (left >= 4) add_up_columns<4>(tile, runs, range, d);
-            if (left == 3) add_up_columns<3>(tile, runs, range, d);
-            if (left == 2) add_up_columns<2>(tile, runs, range, d);
-            if (left == 1) add_up_columns<1>(tile, runs, range, d);
-        }
+    int start_outputs(const TermStep& step) {
+        summing_ = step;
+        summed_run_ = step.range.first_run();
+        column_ = 0;
+        return static_cast<int>((padded_ + 63) / 64) * (step.range.last_run() - summed_run_);
+    }
+    void advance_outputs() {
+        const int64_t left = (padded_ - column_) / 16;
+        if (left >= 4) add_run<4>();
+        if (left == 3) add_run<3>();
+        if (left == 2) add_run<2>();
+        if (left == 1) add_run<1>();
+        if (++summed_run_ < summing_.range.last_run()) return;
+        summed_run_ = summing_.range.first_run();
+        column_ += 64;
     }
 
  private:
@@ -69,73 +93,84 @@ class TileProducts {
         return last_group_;
     }
 
+    // Groups' terms, in order.
+    int num_parts() const { return static_cast<int>(num_groups(head_dim_)) * kTerms; }
+
+    // One term of one group meets kCount runs.
     template <int kCount>
-    void score_runs(const TermTile& tile, const Runs<KvBF16>& runs, int run) {
-        if (prefetches_) {
+    void score() {
+        const Runs<KvBF16>& runs = *scoring_.runs;
+        const int run = run_, g = part_ / kTerms;
+        if (prefetches_ && part_ == 0) {
             for (int i = 0; i < kCount; ++i) prefetch(runs.values[run + i], 16 * padded_);
         }
         finish_memory_accesses();
-        _tile_zero(0);
-        if (kCount > 1) _tile_zero(1);
-        if (kCount > 2) _tile_zero(2);
-        if (kCount > 3) _tile_zero(3);
-        for (int64_t g = 0; g < num_groups(head_dim_); ++g) {
-            for (int t = 0; t < kTerms; ++t) {
-                _tile_loadd(5, tile.queries + (g * kTerms + t) * kQueryWords, 64);
-                _tile_loadd(4, group_of(runs.keys[run], g), 64);
-                _tile_dpbf16ps(0, 5, 4);
-                if (kCount > 1) {
-                    _tile_loadd(4, group_of(runs.keys[run + 1], g), 64);
-                    _tile_dpbf16ps(1, 5, 4);
-                }
-                if (kCount > 2) {
-                    _tile_loadd(4, group_of(runs.keys[run + 2], g), 64);
-                    _tile_dpbf16ps(2, 5, 4);
-                }
-                if (kCount > 3) {
-                    _tile_loadd(4, group_of(runs.keys[run + 3], g), 64);
-                    _tile_dpbf16ps(3, 5, 4);
-                }
-            }
+        if (part_ == 0) {
+            _tile_zero(0);
+            if (kCount > 1) _tile_zero(1);
+            if (kCount > 2) _tile_zero(2);
+            if (kCount > 3) _tile_zero(3);
         }
-        float* scores = tile.scores + 16 * run;
-        _tile_stored(0, scores, 4 * kPartition);
-        if (kCount > 1) _tile_stored(1, scores + 16, 4 * kPartition);
-        if (kCount > 2) _tile_stored(2, scores + 32, 4 * kPartition);
-        if (kCount > 3) _tile_stored(3, scores + 48, 4 * kPartition);
+        _tile_loadd(5, scoring_.queries + part_ * kQueryWords, 64);
+        _tile_loadd(4, group_of(runs.keys[run], g), 64);
+        _tile_dpbf16ps(0, 5, 4);
+        if (kCount > 1) {
+            _tile_loadd(4, group_of(runs.keys[run + 1], g), 64);
+            _tile_dpbf16ps(1, 5, 4);
+        }
+        if (kCount > 2) {
+            _tile_loadd(4, group_of(runs.keys[run + 2], g), 64);
+            _tile_dpbf16ps(2, 5, 4);
+        }
+        if (kCount > 3) {
+            _tile_loadd(4, group_of(runs.keys[run + 3], g), 64);
+            _tile_dpbf16ps(3, 5, 4);
+        }
+        if (part_ + 1 < num_parts()) return;
+        float* scores = scoring_.scores + run * kRunScores;
+        _tile_stored(0, scores, 64);
+        if (kCount > 1) _tile_stored(1, scores + kRunScores, 64);
+        if (kCount > 2) _tile_stored(2, scores + 2 * kRunScores, 64);
+        if (kCount > 3) _tile_stored(3, scores + 3 * kRunScores, 64);
         finish_memory_accesses();
     }
 
-    // Sixteen dims of the outputs for each of kCount tiles, from dim d on.
+    // The terms of a run's weights meet kCount times sixteen dims of its values.
     template <int kCount>
-    void add_up_columns(const TermTile& tile, const Runs<KvBF16>& runs, Range range, int64_t d) const {
+    void add_run() {
+        const Runs<KvBF16>& runs = *summing_.runs;
+        const int run = summed_run_;
+        if (prefetches_ && column_ == 0 && runs.next_keys[run] != nullptr) {
+            prefetch(runs.next_keys[run], 16 * head_dim_);
+        }
         finish_memory_accesses();
-        _tile_zero(0);
-        if (kCount > 1) _tile_zero(1);
-        if (kCount > 2) _tile_zero(2);
-        if (kCount > 3) _tile_zero(3);
-        for (int run = range.first_run(); run < range.last_run(); ++run) {
-            if (prefetches_ && d == 0 && runs.next_keys[run] != nullptr) prefetch(runs.next_keys[run], 16 * head_dim_);
-            const uint16_t* values = runs.values[run] + 2 * d;
-            for (int t = 0; t < kTerms; ++t) {
-                _tile_loadd(7, tile.weights + (run * kTerms + t) * kWeightWords, 32);
-                _tile_loadd(6, values, 4 * padded_);
-                _tile_dpbf16ps(0, 7, 6);
-                if (kCount > 1) {
-                    _tile_loadd(6, values + 32, 4 * padded_);
-                    _tile_dpbf16ps(1, 7, 6);
-                }
-                if (kCount > 2) {
-                    _tile_loadd(6, values + 64, 4 * padded_);
-                    _tile_dpbf16ps(2, 7, 6);
-                }
-                if (kCount > 3) {
-                    _tile_loadd(6, values + 96, 4 * padded_);
-                    _tile_dpbf16ps(3, 7, 6);
-                }
+        if (run == summing_.range.first_run()) {
+            _tile_zero(0);
+            if (kCount > 1) _tile_zero(1);
+            if (kCount > 2) _tile_zero(2);
+            if (kCount > 3) _tile_zero(3);
+        }
+        const uint16_t* values = runs.values[run] + 2 * column_;
+        const uint16_t* weights = summing_.weights + 2 * run * kRunScores;
+        for (int t = 0; t < kTerms; ++t) {
+            _tile_loadd(7, weights + t * 16, 2 * kWeightStride);
+            _tile_loadd(6, values, 4 * padded_);
+            _tile_dpbf16ps(0, 7, 6);
+            if (kCount > 1) {
+                _tile_loadd(6, values + 32, 4 * padded_);
+                _tile_dpbf16ps(1, 7, 6);
+            }
+            if (kCount > 2) {
+                _tile_loadd(6, values + 64, 4 * padded_);
+                _tile_dpbf16ps(2, 7, 6);
+            }
+            if (kCount > 3) {
+                _tile_loadd(6, values + 96, 4 * padded_);
+                _tile_dpbf16ps(3, 7, 6);
             }
         }
-        float* outputs = tile.outputs + d;
+        if (run + 1 < summing_.range.last_run()) return;
+        float* outputs = summing_.outputs + column_;
         _tile_stored(0, outputs, 4 * padded_);
         if (kCount > 1) _tile_stored(1, outputs + 16, 4 * padded_);
         if (kCount > 2) _tile_stored(2, outputs + 32, 4 * padded_);
@@ -146,6 +181,12 @@ class TileProducts {
     const int64_t head_dim_;
     const int64_t padded_;
     const bool prefetches_;
+    TermStep scoring_{};
+    int run_ = 0;   // its first of those under way
+    int part_ = 0;  // of them
+    TermStep summing_{};
+    int summed_run_ = 0;
+    int64_t column_ = 0;
     alignas(64) uint16_t last_group_[kGroup * 16] = {};
 };
 

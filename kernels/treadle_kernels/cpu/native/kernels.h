@@ -100,6 +100,7 @@ struct AttentionCall {
     int64_t out_stride;
     float* partials;   // [partition_end - partition_begin][rows][2 + padded_head_dim], see merge
     uint8_t* scratch;  // attention_scratch_bytes of this thread, 64-byte aligned
+    const AttentionCall* upcoming;  // what the thread probably runs next, whose keys are fetched on the way; or null
 };
 
 // Stores one token's rotated keys and values of one key head.
@@ -155,10 +156,10 @@ static inline int64_t attention_scratch_bytes(int64_t group_size, int64_t padded
     // Queries, outputs, a partition's outputs; scores; maxima and sums; keys and values as float32.
     const int64_t floats =
         3 * rows * padded_head_dim + rows * kPartition + 4 * (rows + 16) + 2 * kPartition * padded_head_dim;
-    // Queries as two terms, two of them as float32; outputs, a tile's outputs; scores, and weights as two terms; maxima
-    // and sums; two runs of values.
+    // Queries as two terms, two of them as float32; outputs, a step's outputs; scores of two steps; maxima and sums of
+    // all and of steps; two runs of values.
     const int64_t of_terms = rows * groups * kGroup + 4 * groups * kGroup + (rows + 16) * padded_head_dim +
-                             2 * 16 * kPartition + 2 * (rows + 16) + 16 * padded_head_dim;
+                             2 * 16 * kPartition + 2 * (rows + 2 * 16) + 16 * padded_head_dim;
     return 4 * (floats > of_terms ? floats : of_terms) + 2048;
 }
 
