@@ -96,13 +96,20 @@ class TileProducts {
     // Groups' terms, in order.
     int num_parts() const { return static_cast<int>(num_groups(head_dim_)) * kTerms; }
 
-    // One term of one group meets kCount runs.
+    // One term of one group meets kCount runs. Asks for a share of what is read next: their values, the next keys.
     template <int kCount>
     void score() {
         const Runs<KvBF16>& runs = *scoring_.runs;
         const int run = run_, g = part_ / kTerms;
-        if (prefetches_ && part_ == 0) {
-            for (int i = 0; i < kCount; ++i) prefetch(runs.values[run + i], 16 * padded_);
+        if (prefetches_) {
+            const int64_t share = 16 * padded_ / num_parts();
+            const int64_t key_share = 16 * head_dim_ / num_parts();
+            for (int i = 0; i < kCount; ++i) prefetch(runs.values[run + i] + part_ * share, share);
+            for (int i = 0; i < kCount; ++i) {
+                if (runs.next_keys[run + i] != nullptr) {
+                    prefetch(runs.next_keys[run + i] + part_ * key_share, key_share);
+                }
+            }
         }
         finish_memory_accesses();
         if (part_ == 0) {
@@ -140,9 +147,6 @@ class TileProducts {
     void add_run() {
         const Runs<KvBF16>& runs = *summing_.runs;
         const int run = summed_run_;
-        if (prefetches_ && column_ == 0 && runs.next_keys[run] != nullptr) {
-            prefetch(runs.next_keys[run], 16 * head_dim_);
-        }
         finish_memory_accesses();
         if (run == summing_.range.first_run()) {
             _tile_zero(0);

@@ -165,14 +165,9 @@ AttentionCall AttentionPlan::call_for(const Item& item, const treadle_kv& kv, in
 
 void AttentionPlan::run(ThreadPool& pool, const treadle_kv& kv, int64_t layer, const float* qkv, float* out) const {
     const Kernels& table = kernels();
-    const auto num_items = static_cast<int64_t>(items_.size());
-    pool.run(num_items, [&](int64_t chunk, int thread) {
-        AttentionCall call = call_for(items_[chunk], kv, layer, qkv, out, thread), upcoming;
+    pool.run(static_cast<int64_t>(items_.size()), [&](int64_t chunk, int thread) {
+        AttentionCall call = call_for(items_[chunk], kv, layer, qkv, out, thread);
         if (call.partials != nullptr) call.out = nullptr;
-        if (chunk + pool.num_threads() < num_items) {
-            upcoming = call_for(items_[chunk + pool.num_threads()], kv, layer, qkv, out, thread);
-            call.upcoming = &upcoming;
-        }
         table.attend(call);
     });
     pool.run(static_cast<int64_t>(merges_.size()), [&](int64_t chunk, int thread) {

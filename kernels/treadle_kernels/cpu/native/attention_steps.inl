@@ -82,26 +82,8 @@ class TermAttention {
                           seen(call_, last_position, partition_).end};
         if (range.is_empty()) return;
         find_runs(call_, partition_, range, runs);
-        if (rows_ <= kTermRows) find_next_keys(runs);
+        if (rows_ <= kTermRows) find_next_keys(call_, partition_, last_position, runs);
         hide_unseen(range, runs);
-    }
-
-    // Keys to be fetched while this partition's outputs are computed: those whose scores are computed next, two
-    // partitions on, be it in the call after this one.
-    void find_next_keys(Runs<KvBF16>& runs) const {
-        const AttentionCall* call = &call_;
-        int partition = partition_ + 2;
-        if (partition >= call->partition_end) {
-            const bool is_only_one = call->partition_end - call->partition_begin == 1;
-            const int beyond = is_only_one ? 0 : partition - call->partition_end;
-            call = call_.upcoming;
-            if (call == nullptr || call->partition_begin + beyond >= call->partition_end) return;
-            partition = call->partition_begin + beyond;
-        }
-        Runs<KvBF16> next{};
-        const int last_position = call->first_position + call->num_queries - 1;
-        find_runs(*call, partition, {0, seen(*call, last_position, partition).end}, next);
-        for (int run = 0; run < kRuns; ++run) runs.next_keys[run] = next.keys[run];
     }
 
     // The next step in which any row sees anything; false: there is none.

@@ -100,7 +100,6 @@ struct AttentionCall {
     int64_t out_stride;
     float* partials;   // [partition_end - partition_begin][rows][2 + padded_head_dim], see merge
     uint8_t* scratch;  // attention_scratch_bytes of this thread, 64-byte aligned
-    const AttentionCall* upcoming;  // what the thread probably runs next, whose keys are fetched on the way; or null
 };
 
 // Stores one token's rotated keys and values of one key head.
