@@ -1,8 +1,8 @@
 """How a block of keys and values is written in host memory: as it is, or with numbers of one byte.
 
 A codec sees a block as bytes. ``Int8Codec`` needs to know one thing of a backend's layout: that a block is rows of
-``head_dim`` numbers without gaps, each row the key or the value of one token and head, in whatever order. So it has
-one scale for each token and head, as vLLM's and LMDeploy's int8 KV caches do.
+``head_dim`` numbers of one head without gaps, in whatever order. With PyTorch a row is the key or the value of one
+token; the native engine puts numbers of neighbouring tokens side by side, so that a few dims of them share a scale.
 
 Accuracy: a number is off by half a step at most, a step being 1/127 of the largest magnitude of its row, and by the
 rounding of the number format (``tests/unit/worker/test_host_codec.py``). What that does to a model's predictions is

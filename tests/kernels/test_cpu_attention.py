@@ -3,15 +3,22 @@
 import numpy as np
 import pytest
 
-from tests.kernels.cpu_references import attention_reference, make_rows, random_floats, step_rows
+from tests.kernels.cpu_references import attention_reference, make_rows, random_floats, step_rows, sum_of_terms
 from treadle_kernels import cpu
-from treadle_kernels.cpu import KvCache, KvDtype, KvShape, ThreadPool
+from treadle_kernels.cpu import ActivationFormat, KvCache, KvDtype, KvShape, ThreadPool
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason()))
 
 ISAS = cpu.available_isas() if cpu.is_available() else ()
 # Keys and values lose bits on their way into the cache: 8 of 24 for bfloat16, 1 in 127 of the largest for int8.
 TOLERANCE = {KvDtype.F32: 2e-6, KvDtype.BF16: 2e-2, KvDtype.INT8: 4e-2}
+# What queries and weights lose as one or two bfloat16 terms, of 8 and 17 bits.
+TOLERANCE_OF_TERMS = {1: 2e-2, 2: 5e-5}
+# Of a cache, and terms of queries and weights over it; 0 is float32.
+ARITHMETICS = [(KvDtype.F32, 0), (KvDtype.BF16, 0), (KvDtype.INT8, 0), (KvDtype.BF16, 1), (KvDtype.BF16, 2)]
+arithmetics = pytest.mark.parametrize(
+    ("dtype", "terms"), ARITHMETICS, ids=[f"{dtype.name}-{terms or 'float32'}" for dtype, terms in ARITHMETICS]
+)
 
 
 @pytest.fixture(params=ISAS)
@@ -30,9 +37,11 @@ class Request:
         self.table = table
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
 
-    def expected(self, window=None):
+    def expected(self, window=None, *, is_cached_as_bf16=False):
         rows = self.qkv.astype(np.float64).reshape(len(self.qkv), -1, self.head_dim)
         query, keys, values = np.split(rows, [self.heads, self.heads + self.kv_heads], axis=1)
+        if is_cached_as_bf16:
+            keys, values = (sum_of_terms(x.astype(np.float32), 1) for x in (keys, values))
         return np.stack(
             [
                 attention_reference(query[p], keys, values, position=p, window=window).reshape(-1)
@@ -55,7 +64,12 @@ def make_cache(*, kv_heads=2, head_dim=32, dtype=KvDtype.F32, block_size=16, num
     return cache
 
 
-def run(requests, cache, plan, *, threads=2, window=None):
+def as_terms(terms):
+    """Arguments of an attention whose queries and weights are so many bfloat16 terms, or float32."""
+    return {"activations": ActivationFormat.BF16, "num_terms": terms} if terms else {}
+
+
+def run(requests, cache, plan, *, threads=2, window=None, terms=0):
     """Run a list of steps, each a list of (request, new tokens); return each request's outputs."""
     pool = ThreadPool(threads)
     computed = [0] * len(requests)
@@ -70,7 +84,14 @@ def run(requests, cache, plan, *, threads=2, window=None):
             qkv.append(request.qkv[start : start + count])
         heads = requests[0].heads
         out = cpu.attention(
-            pool, cache, 1, make_rows(rows, tables), np.concatenate(qkv), num_heads=heads, sliding_window=window
+            pool,
+            cache,
+            1,
+            make_rows(rows, tables),
+            np.concatenate(qkv),
+            num_heads=heads,
+            sliding_window=window,
+            **as_terms(terms),
         )
         for (index, count), end in zip(step, np.cumsum([count for _, count in step]), strict=True):
             outputs[index].append(out[end - count : end])
@@ -98,44 +119,121 @@ def test_every_head_shape_attends_as_numpy_does(isa, heads, kv_heads, head_dim):
         np.testing.assert_allclose(out, request.expected(), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", list(KvDtype), ids=lambda d: d.name)
+@pytest.mark.parametrize("terms", [1, 2])
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(6, 2, 32), (8, 1, 80), (2, 1, 10), (128, 1, 16), (1, 1, 256)]
+)
+def test_terms_attend_as_numpy_does_over_what_the_cache_holds(isa, heads, kv_heads, head_dim, window, terms):
+    rng = np.random.default_rng(1)
+    requests = make_requests(rng, [200, 19], heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    cache = make_cache(kv_heads=kv_heads, head_dim=head_dim, dtype=KvDtype.BF16)
+    outputs = run(requests, cache, [[(0, 199), (1, 18)], [(0, 1), (1, 1)]], window=window, terms=terms)
+    for request, out in zip(requests, outputs, strict=True):
+        expected = request.expected(window, is_cached_as_bf16=True)
+        np.testing.assert_allclose(out, expected, atol=TOLERANCE_OF_TERMS[terms], rtol=0)
+
+
+@arithmetics
 @pytest.mark.parametrize("window", [None, 40])
-def test_outputs_have_the_same_bits_for_every_chunking_batch_and_number_of_threads(isa, dtype, window):
+def test_outputs_have_the_same_bits_for_every_chunking_batch_and_number_of_threads(isa, dtype, terms, window):
     rng = np.random.default_rng(3)
     requests = make_requests(rng, [290, 45, 130])
-    whole = run(requests, make_cache(dtype=dtype), [[(0, 290)], [(1, 45)], [(2, 130)]], threads=1, window=window)
+    plan = [[(0, 290)], [(1, 45)], [(2, 130)]]
+    whole = run(requests, make_cache(dtype=dtype), plan, threads=1, window=window, terms=terms)
     plans = [
         [[(0, 290), (1, 45), (2, 130)]],
         [[(0, 1), (1, 45)], [(0, 16), (2, 2)], [(0, 111), (2, 128)], [(0, 162)]],
         [[(2, 130), (0, 250)], *([[(0, 1), (1, 1)]] * 40), [(1, 5)]],
     ]
     for number, plan in enumerate(plans):
-        outputs = run(requests, make_cache(dtype=dtype), plan, threads=number + 1, window=window)
+        outputs = run(requests, make_cache(dtype=dtype), plan, threads=number + 1, window=window, terms=terms)
         for out, expected in zip(outputs, whole, strict=True):
             np.testing.assert_array_equal(out, expected)
 
 
-@pytest.mark.parametrize("dtype", list(KvDtype), ids=lambda d: d.name)
-def test_instruction_sets_with_fused_products_give_the_same_bits(dtype):
-    requests = make_requests(np.random.default_rng(4), [200], head_dim=24)
+def outputs_by_isa(requests, plan, *, dtype, window=None, terms=0):
+    """Outputs of every instruction set with fused products."""
     before = cpu.current_isa()
-    results = []
+    results = {}
     for name in ISAS:
         cpu.select_isa(name)
         if name != "plain":
-            cache = make_cache(dtype=dtype, head_dim=24)
-            results += run(requests, cache, [[(0, 100)], *([[(0, 1)]] * 100)])
+            cache = make_cache(dtype=dtype, kv_heads=requests[0].kv_heads, head_dim=requests[0].head_dim)
+            results[name] = run(requests, cache, plan, window=window, terms=terms)
     cpu.select_isa(before)
-    for result in results[1:]:
-        np.testing.assert_array_equal(result, results[0])
+    return results
 
 
-def test_bigger_blocks_give_the_same_bits(isa):
+def assert_all_the_same(results):
+    first, *others = results.values()
+    for other in others:
+        for out, expected in zip(other, first, strict=True):
+            np.testing.assert_array_equal(out, expected)
+
+
+@arithmetics
+def test_instruction_sets_with_fused_products_give_the_same_bits(dtype, terms):
+    requests = make_requests(np.random.default_rng(4), [200], head_dim=24)
+    assert_all_the_same(outputs_by_isa(requests, [[(0, 100)], *([[(0, 1)]] * 100)], dtype=dtype, terms=terms))
+
+
+@pytest.mark.parametrize("terms", [1, 2])
+@pytest.mark.parametrize("window", [None, 1, 33, 150])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"),
+    [(3, 3, 32), (9, 3, 64), (8, 1, 80), (3, 1, 96), (8, 1, 128), (2, 2, 2), (5, 5, 258), (100, 1, 16)],
+)
+def test_terms_give_the_same_bits_on_every_instruction_set_for_every_head_shape(
+    heads, kv_heads, head_dim, window, terms
+):
+    rng = np.random.default_rng(10)
+    requests = make_requests(rng, [279, 14], heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    plan = [[(0, 131)], [(0, 17), (1, 11)], *([[(0, 1), (1, 1)]] * 3), [(0, 128)]]
+    assert_all_the_same(outputs_by_isa(requests, plan, dtype=KvDtype.BF16, window=window, terms=terms))
+
+
+@pytest.mark.parametrize("terms", [1, 2])
+def test_terms_of_numbers_near_nothing_have_the_same_bits_on_every_instruction_set(terms):
+    # Tile products take denormal numbers for zero, which vector instructions do not: none may ever come up.
+    rng = np.random.default_rng(11)
+    requests = make_requests(rng, [70], head_dim=64)
+    magnitudes = 2.0 ** rng.integers(-140, 8, requests[0].qkv.shape)
+    requests[0].qkv = (requests[0].qkv * magnitudes).astype(np.float32)
+    results = outputs_by_isa(requests, [[(0, 60)], [(0, 10)]], dtype=KvDtype.BF16, terms=terms)
+    assert_all_the_same(results)
+    assert np.isfinite(next(iter(results.values()))[0]).all()
+
+
+@arithmetics
+def test_positions_behind_the_window_and_after_the_context_may_hold_anything(isa, dtype, terms):
+    window = 40
+    requests = make_requests(np.random.default_rng(12), [210])
+    table = requests[0].table
+    caches = [make_cache(dtype=dtype) for _ in range(2)]
+    for cache in caches:
+        run(requests, cache, [[(0, 205)]], window=window, terms=terms)
+    # The first of the five new tokens, at 205, sees nothing before 166, the seventh slot of block 10.
+    caches[1].memory[table[:10]] = 0xFF
+    rows = make_rows([(5, 210)], [table])
+    first, second = (
+        cpu.attention(
+            ThreadPool(1), cache, 1, rows, requests[0].qkv[205:], num_heads=6, sliding_window=window, **as_terms(terms)
+        )
+        for cache in caches
+    )
+    np.testing.assert_array_equal(second, first)
+    assert np.isfinite(first).all()
+
+
+@arithmetics
+def test_bigger_blocks_give_the_same_bits(isa, dtype, terms):
     outputs = []
     for block_size in (16, 32, 64):
         requests = make_requests(np.random.default_rng(5), [90], block_size=block_size)
         requests[0].qkv = random_floats(np.random.default_rng(6), *requests[0].qkv.shape)
-        outputs += run(requests, make_cache(block_size=block_size), [[(0, 50)], [(0, 40)]])
+        cache = make_cache(dtype=dtype, block_size=block_size)
+        outputs += run(requests, cache, [[(0, 50)], [(0, 40)]], terms=terms)
     np.testing.assert_array_equal(outputs[0], outputs[1])
     np.testing.assert_array_equal(outputs[0], outputs[2])
 
@@ -171,15 +269,19 @@ def test_rows_without_tokens_are_passed_over(isa):
         ({"rows": [(17, 32)], "tables": [[1, 128]]}, "row 0: block id 128 is outside the pool of 128"),
         ({"rows": [(17, 32)], "tables": [[1, -1]]}, "row 0: block id -1 is outside"),
         ({"layer": 3}, "layer must be from 0 to 2, is 3"),
+        ({"num_terms": 3}, "num_terms must be from 1 to 2, is 3"),
         ({"num_heads": 5}, "num_heads must be a multiple of num_kv_heads 2, is 5|qkv must have shape"),
     ],
 )
 def test_a_wrong_step_is_refused_in_words(change, message):
-    arguments = {"rows": [(17, 32)], "tables": [[1, 2]], "layer": 0, "num_heads": 6} | change
-    qkv = np.zeros((17, (arguments["num_heads"] + 4) * 32), dtype=np.float32)
+    arguments = {"rows": [(17, 32)], "tables": [[1, 2]], "layer": 0, "num_heads": 6, "num_terms": 1} | change
+    num_heads, num_terms = arguments["num_heads"], arguments["num_terms"]
+    qkv = np.zeros((17, (num_heads + 4) * 32), dtype=np.float32)
     rows = make_rows(arguments["rows"], arguments["tables"])
     with pytest.raises(ValueError, match=message):
-        cpu.attention(ThreadPool(1), make_cache(), arguments["layer"], rows, qkv, num_heads=arguments["num_heads"])
+        cpu.attention(
+            ThreadPool(1), make_cache(), arguments["layer"], rows, qkv, num_heads=num_heads, num_terms=num_terms
+        )
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ _ARGUMENTS_BY_CHECKED: Final[dict[str, tuple[Any, ...]]] = {
     "treadle_rms_norm": (_POINTER, _POINTER, _I64, _I64, _FLOAT, _POINTER),
     "treadle_swiglu": (_POINTER, _POINTER, _I64, _I64, _POINTER),
     "treadle_kv_bytes_per_block": (_KV, ctypes.POINTER(_U64)),
-    "treadle_attention": (_POINTER, _KV, _I32, _ROWS, _POINTER, _I32, _I32, _FLOAT, _POINTER),
+    "treadle_attention": (_POINTER, _KV, _I32, _ROWS, _POINTER, _I32, _I32, _FLOAT, _I32, _I32, _POINTER),
     "treadle_sample": (_POINTER, _POINTER, _I64, _I64, _POINTER, _POINTER),
     "treadle_model_create": (ctypes.POINTER(ModelStruct), _POINTER, ctypes.POINTER(_POINTER)),
     "treadle_model_step": (_POINTER, _KV, _ROWS, _POINTER, _POINTER, _I32, _POINTER, _POINTER),

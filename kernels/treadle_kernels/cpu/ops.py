@@ -106,6 +106,8 @@ def attention(
     num_heads: int,
     sliding_window: int | None = None,
     scale: float | None = None,
+    activations: ActivationFormat = ActivationFormat.INT8,
+    num_terms: int = 1,
 ) -> Floats:
     """Store a layer's new keys and values, then attend causally. Modifies ``cache``.
 
@@ -118,6 +120,8 @@ def attention(
         num_heads: Query heads.
         sliding_window: Positions that a token sees, its own included; None sees all.
         scale: Of the scores; None is ``head_dim ** -0.5``.
+        activations: With BF16 and a BF16 cache, queries and weights are sums of bfloat16 terms, otherwise float32.
+        num_terms: 1 or 2.
 
     Returns:
         ``[num_tokens, num_heads · head_dim]``.
@@ -139,6 +143,8 @@ def attention(
         num_heads,
         sliding_window or 0,
         head_dim**-0.5 if scale is None else scale,
+        activations,
+        num_terms,
         out.ctypes.data,
     )
     return out

@@ -2,6 +2,7 @@
 //
 // Weights are the first operand of a tile product: 16 columns and 32 inputs, decoded from their codes. Activations are the
 // second, 16 rows; sums stay in a tile over all inputs.
+#include "amx_tiles.h"
 #include "kernels.h"
 
 namespace {
@@ -89,12 +90,19 @@ class GroupDecoder {
         }
     }
 
+    // The offset goes into the sum: products and sums of such codes and of halves are exact.
     inline __attribute__((always_inline)) void decode_bytes() const {
+        const F offset = f_set(static_cast<float>(-Fmt::offset));
 #pragma GCC unroll 16
         for (int column = 0; column < kColumns; ++column) {
-            const B codes = _mm512_srli_epi16(b_load(quants_ + 64 * (column / 2)), 8 * (column % 2));
-            compute(_mm512_and_si512(codes, _mm512_set1_epi16(255)), column);
+            const F scale = f_set(scales_[0][column]), start = f_mul(scale, offset);
+            const F low = f_fma(f_from_u8(quants_ + kGroup * column), scale, start);
+            const F high = f_fma(f_from_u8(quants_ + kGroup * column + 16), scale, start);
+            _mm512_store_si512(out_ + column * kGroup, round_pair(low, high));
         }
+    }
+    static inline F f_from_u8(const uint8_t* p) {
+        return f_from_i(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
     }
 
     // Two vectors of consecutive numbers, each to its nearest bfloat16.

@@ -2,6 +2,7 @@
 //
 // Codes of weights are small integers, which bfloat16 holds exactly. A tile product gives sixteen rows, sixteen columns
 // and one group, and leaves the tile to be scaled.
+#include "amx_tiles.h"
 #include "kernels.h"
 
 namespace {

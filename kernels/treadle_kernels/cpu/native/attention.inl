@@ -1,4 +1,4 @@
-// Paged attention over the vocabulary of vec_*.h.
+// Paged attention over the vocabulary of vec_*.h, and its arithmetic in float32; attention_terms.inl has the other.
 //
 // Positions fall into partitions of 128, fixed by absolute position. A row (one query head of one token) gets for each
 // partition the maximum m of its scores, l = sum of exp(score - m) and o = sum of exp(score - m) times the values; the
@@ -6,12 +6,13 @@
 // al., FlashAttention, 2022, section 3.1). Scores add over head_dim in order, o over positions in order, l over sixteen
 // lanes by position. So a row's bits depend on its own query, keys and values alone: positions that it does not see get
 // the weight 0, which adds nothing, however many of them a neighbour drags in.
+#include "attention_parts.inl"
+#include "attention_terms.inl"
+#include "attention_steps.inl"
 #include "attention_tiles.inl"
 #include "kernels.h"
 
 namespace {
-
-using treadle::KvView;
 
 // This thread's memory while it works on a call; sizes in attention_scratch_bytes.
 struct AttentionScratch {
@@ -46,52 +47,27 @@ struct AttentionScratch {
     }
 };
 
-// What the query at a position sees of a partition.
-inline Range seen(const AttentionCall& call, int position, int partition) {
-    const int start = partition * kPartition;
-    const int first = call.window > 0 ? position + 1 - call.window : 0;
-    return {smaller(larger(first - start, 0), kPartition), smaller(larger(position + 1 - start, 0), kPartition)};
-}
-
-template <class Kv>
-void find_runs(const AttentionCall& call, int partition, Range range, Runs<Kv>& runs) {
-    using Number = typename Kv::Number;
-    const KvView& kv = call.kv;
-    for (int run = range.begin / 16; run * 16 < range.end; ++run) {
-        const int position = partition * kPartition + run * 16;
-        const int64_t block = call.block_table[position / kv.block_size] * kv.block_bytes;
-        const int slot = position % kv.block_size;
-        runs.keys[run] = reinterpret_cast<const Number*>(kv.keys + block) + slot * kv.head_dim;
-        runs.values[run] = reinterpret_cast<const Number*>(kv.values + block) + slot * kv.padded_head_dim;
-        if (kv.dtype == TREADLE_KV_INT8) {
-            const auto scales = [&](const float* p) {
-                return reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(p) + block) + slot;
-            };
-            runs.key_scales[run] = scales(kv.key_scales);
-            runs.value_scales[run] = scales(kv.value_scales);
-        }
-    }
-}
-
-// The keys of the partition after this one, run by run.
-template <class Kv>
-void find_next_keys(const AttentionCall& call, int partition, int last_position, Runs<Kv>& runs) {
-    if (partition + 1 >= call.partition_end) return;
-    Runs<Kv> next{};
-    find_runs(call, partition + 1, {0, seen(call, last_position, partition + 1).end}, next);
-    for (int run = 0; run < kRuns; ++run) runs.next_keys[run] = next.keys[run];
-}
-
 // The same numbers as float32; scales still to be applied.
 template <class Kv>
 void convert_runs(const AttentionCall& call, Range range, const Runs<Kv>& from, const AttentionScratch& scratch,
                   Runs<KvF32>& to) {
     const int64_t head_dim = call.kv.head_dim, padded = call.kv.padded_head_dim;
-    for (int run = range.begin / 16; run * 16 < range.end; ++run) {
+    for (int run = range.first_run(); run < range.last_run(); ++run) {
         float* keys = scratch.keys + run * 16 * head_dim;
         float* values = scratch.values + run * 16 * padded;
-        for (int64_t i = 0; i < 16 * head_dim; i += 16) f_store(keys + i, Kv::load(from.keys[run] + i));
-        for (int64_t i = 0; i < 16 * padded; i += 16) f_store(values + i, Kv::load(from.values[run] + i));
+        F first, second;
+        for (int64_t d = 0; d < head_dim; d += 2) {
+            Kv::load_keys(from.keys[run] + 16 * d, first, second);
+            f_store(keys + 16 * d, first);
+            f_store(keys + 16 * d + 16, second);
+        }
+        for (int64_t position = 0; position < 16; position += 2) {
+            for (int64_t d = 0; d < padded; d += 16) {
+                Kv::load_values(from.values[run] + position * padded, padded, d, first, second);
+                f_store(values + position * padded + d, first);
+                f_store(values + (position + 1) * padded + d, second);
+            }
+        }
         to.keys[run] = keys;
         to.values[run] = values;
         to.key_scales[run] = from.key_scales[run];
@@ -147,13 +123,13 @@ template <class Kv>
 float weigh(const AttentionCall& call, const Runs<Kv>& runs, Range range, Range of_row, float* scores, float* sum) {
     const float minus_infinity = -__builtin_inff();
     const bool is_scaled = call.kv.dtype == TREADLE_KV_INT8;
-    if (of_row.begin >= of_row.end) {
-        for (int run = range.begin / 16; run * 16 < range.end; ++run) f_store(scores + 16 * run, f_set(0.0f));
+    if (of_row.is_empty()) {
+        for (int run = range.first_run(); run < range.last_run(); ++run) f_store(scores + 16 * run, f_set(0.0f));
         *sum = 0.0f;
         return minus_infinity;
     }
     F largest = f_set(minus_infinity);
-    for (int run = range.begin / 16; run * 16 < range.end; ++run) {
+    for (int run = range.first_run(); run < range.last_run(); ++run) {
         F score = f_load(scores + 16 * run);
         if (is_scaled) score = f_mul(score, f_load(runs.key_scales[run]));
         const int begin = smaller(larger(of_row.begin - 16 * run, 0), 16),
@@ -164,7 +140,7 @@ float weigh(const AttentionCall& call, const Runs<Kv>& runs, Range range, Range 
     }
     const float maximum = f_max_lane(largest);
     F sums = f_set(0.0f);
-    for (int run = range.begin / 16; run * 16 < range.end; ++run) {
+    for (int run = range.first_run(); run < range.last_run(); ++run) {
         F weight = f_exp(f_sub(f_load(scores + 16 * run), f_set(maximum)));
         sums = f_add(sums, weight);
         if (is_scaled) {
@@ -206,14 +182,6 @@ inline void merge_row(float part_maximum, float part_sum, const float* part_outp
     }
 }
 
-inline void write_output(const AttentionCall& call, int row, float sum, const float* outputs) {
-    const int64_t head_dim = call.kv.head_dim;
-    float* out = call.out + row / call.group_size * call.out_stride + row % call.group_size * head_dim;
-    const F divisor = f_set(sum);
-    for (int64_t d = 0; d < head_dim; d += 16)
-        f_store_first(out + d, f_div(f_load(outputs + d), divisor), rest(head_dim, d));
-}
-
 template <class Kv>
 void attend_partition(const AttentionCall& call, const Runs<Kv>& runs, int partition, Range range,
                       const AttentionScratch& scratch) {
@@ -225,19 +193,6 @@ void attend_partition(const AttentionCall& call, const Runs<Kv>& runs, int parti
             weigh(call, runs, range, of_row, scratch.scores + row * kPartition, &scratch.part_sums[row]);
     }
     by_rows(rows, ValueBody<Kv>{call, runs, range, scratch});
-}
-
-inline void keep_partial(const AttentionCall& call, int index, const AttentionScratch& scratch, bool is_empty) {
-    const int64_t padded = call.kv.padded_head_dim;
-    const int rows = call.num_queries * call.group_size;
-    for (int row = 0; row < rows; ++row) {
-        float* partial = call.partials + (int64_t{index} * rows + row) * (2 + padded);
-        partial[0] = is_empty ? -__builtin_inff() : scratch.part_maxima[row];
-        partial[1] = is_empty ? 0.0f : scratch.part_sums[row];
-        if (is_empty) continue;
-        for (int64_t d = 0; d < padded; d += 16)
-            f_store(partial + 2 + d, f_load(scratch.part_outputs + row * padded + d));
-    }
 }
 
 template <class Kv>
@@ -255,7 +210,7 @@ void attend_as(const AttentionCall& call) {
     const int last_position = call.first_position + call.num_queries - 1;
     for (int partition = call.partition_begin; partition < call.partition_end; ++partition) {
         const Range range{seen(call, call.first_position, partition).begin, seen(call, last_position, partition).end};
-        const bool is_empty = range.begin >= range.end;
+        const bool is_empty = range.is_empty();
         if (!is_empty) {
             Runs<Kv> runs{};
             find_runs(call, partition, range, runs);
@@ -268,10 +223,16 @@ void attend_as(const AttentionCall& call) {
                 attend_partition(call, runs, partition, range, scratch);
             }
         }
-        if (call.out == nullptr) {
-            keep_partial(call, partition - call.partition_begin, scratch, is_empty);
-            continue;
+        for (int row = 0; row < rows && call.out == nullptr; ++row) {
+            const int index = partition - call.partition_begin;
+            if (is_empty) {
+                keep_partial(call, index, row, -__builtin_inff(), 0.0f, nullptr);
+            } else {
+                keep_partial(call, index, row, scratch.part_maxima[row], scratch.part_sums[row],
+                             scratch.part_outputs + row * padded);
+            }
         }
+        if (call.out == nullptr) continue;
         for (int row = 0; row < rows && !is_empty; ++row) {
             merge_row(scratch.part_maxima[row], scratch.part_sums[row], scratch.part_outputs + row * padded, padded,
                       &scratch.maxima[row], &scratch.sums[row], scratch.outputs + row * padded);
@@ -283,6 +244,8 @@ void attend_as(const AttentionCall& call) {
 }
 
 void attend(const AttentionCall& call) {
+    if (call.num_terms == 1) return attend_with_terms<1, VectorProducts<1>>(call);
+    if (call.num_terms == 2) return attend_with_terms<2, VectorProducts<2>>(call);
     switch (call.kv.dtype) {
         case TREADLE_KV_F32:
             return attend_as<KvF32>(call);
@@ -294,13 +257,14 @@ void attend(const AttentionCall& call) {
 }
 
 void merge_partials(const AttentionCall& call, int32_t num_partitions) {
+    if (call.num_terms > 0) return merge_partials_of_terms(call, num_partitions);
     const int64_t padded = call.kv.padded_head_dim;
     const int rows = call.num_queries * call.group_size;
     const AttentionScratch scratch(call.scratch, treadle::attention_rows(call.group_size), padded);
     for (int row = 0; row < rows; ++row) {
         float maximum = -__builtin_inff(), sum = 0.0f;
         for (int index = 0; index < num_partitions; ++index) {
-            const float* partial = call.partials + (int64_t{index} * rows + row) * (2 + padded);
+            const float* partial = partial_of(call, index, row);
             merge_row(partial[0], partial[1], partial + 2, padded, &maximum, &sum, scratch.outputs);
         }
         write_output(call, row, sum, scratch.outputs);

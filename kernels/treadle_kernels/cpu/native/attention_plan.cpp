@@ -153,6 +153,7 @@ AttentionCall AttentionPlan::call_for(const Item& item, const treadle_kv& kv, in
     call.window = shape_.window;
     call.partition_begin = item.partition_begin;
     call.partition_end = item.partition_end;
+    call.num_terms = kv.dtype == TREADLE_KV_BF16 ? shape_.num_terms : 0;
     call.scale = shape_.scale;
     call.out = out + item.first_token * out_width + column;
     call.out_stride = out_width;

@@ -1,55 +1,11 @@
-// The two products of attention over runs of sixteen positions: queries with keys, weights with values.
+// The two products of attention in float32, over runs of sixteen positions: queries with keys, weights with values.
 //
 // Each number adds up in an order that tiling does not touch: scores over head_dim, outputs over positions.
 #include "kernels.h"
 
 namespace {
 
-using treadle::AttentionCall;
-using treadle::kPartition;
-
-constexpr int kRuns = kPartition / 16;  // runs of sixteen positions, each within one block
-constexpr int kConvertFromRows = 12;    // rows that make it worth turning keys and values into float32 first
-
-struct KvF32 {
-    using Number = float;
-    static F load(const float* p) { return f_load(p); }
-};
-struct KvBF16 {
-    using Number = uint16_t;
-    static F load(const uint16_t* p) { return f_load_bf16(p); }
-};
-struct KvI8 {
-    using Number = int8_t;
-    static F load(const int8_t* p) { return f_load_i8(p); }
-};
-
-// Keys and values of a partition, by runs of sixteen positions.
-template <class Kv>
-struct Runs {
-    const typename Kv::Number* keys[kRuns];    // [head_dim][16]
-    const typename Kv::Number* values[kRuns];  // [16][padded]
-    const float* key_scales[kRuns];            // [16]; int8 only
-    const float* value_scales[kRuns];
-    // Numbers that are read next, to be fetched on the way, by run; null where there is nothing to fetch.
-    const typename Kv::Number* next_keys[kRuns];
-};
-
-template <class Number>
-inline void prefetch(const Number* numbers, int count) {
-    for (int byte = 0; byte < count * static_cast<int>(sizeof(Number)); byte += 64) {
-        __builtin_prefetch(reinterpret_cast<const uint8_t*>(numbers) + byte);
-    }
-}
-
-// Positions within a partition, [begin, end).
-struct Range {
-    int begin;
-    int end;
-};
-
-inline int smaller(int a, int b) { return a < b ? a : b; }
-inline int larger(int a, int b) { return a > b ? a : b; }
+constexpr int kConvertFromRows = 12;  // rows that make it worth turning keys and values into float32 first
 
 template <class Kv, int kRows, int kVectors>
 inline void score_tile(const float* queries, int64_t head_dim, int64_t padded, const Runs<Kv>& runs, int run,
@@ -60,19 +16,22 @@ inline void score_tile(const float* queries, int64_t head_dim, int64_t padded, c
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) sums[r][v] = f_set(0.0f);
     }
-    for (int64_t d = 0; d < head_dim; ++d) {
+    for (int64_t d = 0; d < head_dim; d += 2) {
         // The values of these positions are needed right after their scores.
-        if (kRows <= 4 && d % 2 == 0) {
+        if (kRows <= 4) {
             for (int v = 0; v < kVectors; ++v) prefetch(runs.values[run + v] + 16 * d, 32);
         }
-        F keys[kVectors];
+        F keys[2][kVectors];
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) keys[v] = Kv::load(runs.keys[run + v] + 16 * d);
+        for (int v = 0; v < kVectors; ++v) Kv::load_keys(runs.keys[run + v] + 16 * d, keys[0][v], keys[1][v]);
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-            const F query = f_set(queries[r * padded + d]);
+            for (int r = 0; r < kRows; ++r) {
+                const F query = f_set(queries[r * padded + d + i]);
 #pragma GCC unroll 8
-            for (int v = 0; v < kVectors; ++v) sums[r][v] = f_fma(query, keys[v], sums[r][v]);
+                for (int v = 0; v < kVectors; ++v) sums[r][v] = f_fma(query, keys[i][v], sums[r][v]);
+            }
         }
     }
 #pragma GCC unroll 8
@@ -85,8 +44,8 @@ inline void score_tile(const float* queries, int64_t head_dim, int64_t padded, c
 template <class Kv, int kRows>
 void score_rows(const AttentionCall& call, const Runs<Kv>& runs, Range range, const float* queries, float* scores) {
     const int64_t head_dim = call.kv.head_dim, padded = call.kv.padded_head_dim;
-    const int last = (range.end + 15) / 16;
-    int run = range.begin / 16;
+    const int last = range.last_run();
+    int run = range.first_run();
     for (; run + kAttentionVectorsAtOnce <= last; run += kAttentionVectorsAtOnce) {
         score_tile<Kv, kRows, kAttentionVectorsAtOnce>(queries, head_dim, padded, runs, run, scores);
     }
@@ -102,21 +61,27 @@ inline void value_tile(const float* weights, const Runs<Kv>& runs, Range range, 
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) sums[r][v] = f_set(0.0f);
     }
-    for (int run = range.begin / 16; run * 16 < range.end; ++run) {
+    for (int run = range.first_run(); run < range.last_run(); ++run) {
         const int begin = larger(range.begin, run * 16), end = smaller(range.end, run * 16 + 16);
-        for (int position = begin; position < end; ++position) {
-            const typename Kv::Number* value = runs.values[run] + (position - run * 16) * padded + d;
+        for (int position = begin & ~1; position < end; position += 2) {
+            const typename Kv::Number* of_pair = runs.values[run] + (position - run * 16) * padded;
             if (kRows <= 4 && runs.next_keys[run] != nullptr) {
-                prefetch(runs.next_keys[run] + (value - runs.values[run]), 16 * kVectors);
+                const int64_t offset = (position - run * 16) * padded + 2 * d;
+                prefetch(runs.next_keys[run] + offset, 32 * kVectors);
             }
-            F values[kVectors];
+            F values[2][kVectors];
 #pragma GCC unroll 8
-            for (int v = 0; v < kVectors; ++v) values[v] = Kv::load(value + 16 * v);
+            for (int v = 0; v < kVectors; ++v) Kv::load_values(of_pair, padded, d + 16 * v, values[0][v], values[1][v]);
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; ++i) {
+                // The other position of a pair at either end may hold anything.
+                if (position + i < begin || position + i >= end) continue;
 #pragma GCC unroll 8
-            for (int r = 0; r < kRows; ++r) {
-                const F weight = f_set(weights[r * kPartition + position]);
+                for (int r = 0; r < kRows; ++r) {
+                    const F weight = f_set(weights[r * kPartition + position + i]);
 #pragma GCC unroll 8
-                for (int v = 0; v < kVectors; ++v) sums[r][v] = f_fma(weight, values[v], sums[r][v]);
+                    for (int v = 0; v < kVectors; ++v) sums[r][v] = f_fma(weight, values[i][v], sums[r][v]);
+                }
             }
         }
     }

@@ -19,7 +19,7 @@
 //   4 bits   4 planes; nibble i of a word of plane j is column 4 j + i
 //   5 bits   as 4 bits, then 16 masks of 32 bits, bit i of mask c being the fifth bit of input i of column c
 //   6 bits   as 4 bits, then 2 planes with two more bits of eight columns each: bits 2 i of plane j are column 8 j + i
-//   8 bits   8 planes; byte i of a word of plane j is column 2 j + i, code = value + 128
+//   8 bits   the 32 codes of one column after the other, code = value + 128
 // Floating formats keep [k][16] numbers a tile.
 #ifndef TREADLE_FORMATS_H
 #define TREADLE_FORMATS_H
@@ -99,7 +99,7 @@ struct CodePlace {
 static inline CodePlace low_bits(const FormatInfo& info, int32_t layout, int column, int input) {
     const bool is_byte = info.quant_bytes == 512;
     if (layout == TREADLE_LAYOUT_BY_INPUT) {
-        if (is_byte) return {64 * (column / 2) + 2 * input + column % 2, 0};
+        if (is_byte) return {kGroup * column + input, 0};
         return {64 * (column / 4) + 2 * input + column % 4 / 2, 4 * (column % 2)};
     }
     const int quad = input / 4, byte = 4 * column + input % 4;

@@ -1,4 +1,4 @@
-// Linear layers on AMX bfloat16 tiles; everything else as on AVX-512.
+// Linear layers and attention on AMX bfloat16 tiles; everything else as on AVX-512.
 #include "kernels.h"
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
@@ -11,34 +11,9 @@
 #include "rows.inl"
 #include "linear.inl"
 #include "linear_split.inl"
-
-namespace {
-
-// Tile instructions do not tell the compiler what memory they touch.
-inline void order_memory() { asm volatile("" ::: "memory"); }
-
-// The operand of LDTILECFG (Intel SDM volume 1, section 18.3).
-struct alignas(64) TileConfig {
-    uint8_t palette = 1;
-    uint8_t start_row = 0;
-    uint8_t reserved[14] = {};
-    uint16_t row_bytes[16] = {};
-    uint8_t rows[16] = {};
-
-    void set(int tile, int num_rows, int num_row_bytes) {
-        rows[tile] = static_cast<uint8_t>(num_rows);
-        row_bytes[tile] = static_cast<uint16_t>(num_row_bytes);
-    }
-    void load() const {
-        asm volatile("" ::"r"(this) : "memory");  // the instruction does not tell the compiler that it reads memory
-        _tile_loadconfig(this);
-    }
-};
-
-}  // namespace
-
 #include "amx_rounded.inl"
 #include "amx_split.inl"
+#include "attention_amx.inl"
 
 namespace {
 
@@ -62,7 +37,9 @@ void linear_with_tiles(const LinearCall& call) {
 bool has_tiles() {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
-    const bool has_instructions = (edx >> 24 & 1) != 0 && (edx >> 22 & 1) != 0;
+    bool has_instructions = (edx >> 24 & 1) != 0 && (edx >> 22 & 1) != 0;
+    // Vector instructions for bfloat16 came before tiles.
+    has_instructions &= __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
     constexpr int kRequestPermission = 0x1023, kTileData = 18;
     return has_instructions && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
@@ -76,6 +53,7 @@ const treadle::Kernels* treadle::amx_kernels() {
         kernels = *avx512_kernels();
         kernels.name = "amx";
         kernels.linear = linear_with_tiles;
+        kernels.attend = attend_with_tiles;
         return &kernels;
     }();
     return table;

@@ -81,10 +81,12 @@ struct LinearCall {
 constexpr int kPartition = 128;        // positions whose softmax is taken together: [128 j, 128 (j + 1))
 constexpr int kMaxAttentionRows = 96;  // queries times heads of a group taken together, or the group if it is larger
 
-// One key head's cached numbers in one layer, addressed by block.
+// One key head's cached numbers in one layer, addressed by block. Slots come in runs of sixteen. A run's keys and values
+// are [head_dim][16] and [16][padded head_dim]; in bfloat16, pairs of dims and pairs of slots lie side by side, as tile
+// products take them: [head_dim / 2][16][2] and [8][padded head_dim][2].
 struct KvView {
-    const uint8_t* keys;        // of block 0: [block_size / 16][head_dim][16]
-    const uint8_t* values;      // of block 0: [block_size][padded head_dim]
+    const uint8_t* keys;        // of block 0: [block_size / 16] runs
+    const uint8_t* values;      // likewise
     const float* key_scales;    // of block 0: [block_size]; int8 only
     const float* value_scales;  // likewise
     int64_t block_bytes;        // from a block to the next
@@ -106,6 +108,7 @@ struct AttentionCall {
     int32_t window;          // 0: all
     int32_t partition_begin;
     int32_t partition_end;
+    int32_t num_terms;  // of a query and of a weight, see attention_terms.inl; 0: float32
     float scale;
     float* out;  // [num_queries][out_stride]; null to leave partial results instead
     int64_t out_stride;
@@ -167,11 +170,17 @@ static inline int64_t attention_rows(int64_t group_size) {
     return group_size > kMaxAttentionRows ? group_size : kMaxAttentionRows;
 }
 
+// Of either arithmetic.
 static inline int64_t attention_scratch_bytes(int64_t group_size, int64_t padded_head_dim) {
-    const int64_t rows = attention_rows(group_size);
+    const int64_t rows = (attention_rows(group_size) + 15) / 16 * 16, groups = (padded_head_dim + kGroup - 1) / kGroup;
     // Queries, outputs, a partition's outputs; scores; maxima and sums; keys and values as float32.
-    return 4 * (3 * rows * padded_head_dim + rows * kPartition + 4 * (rows + 16) + 2 * kPartition * padded_head_dim) +
-           1024;
+    const int64_t floats =
+        3 * rows * padded_head_dim + rows * kPartition + 4 * (rows + 16) + 2 * kPartition * padded_head_dim;
+    // Queries as two terms, two of them as float32; outputs, a step's outputs; scores of two steps; maxima and sums of
+    // all and of steps; two runs of values.
+    const int64_t of_terms = rows * groups * kGroup + 4 * groups * kGroup + (rows + 16) * padded_head_dim +
+                             2 * 16 * kPartition + 2 * (rows + 2 * 16) + 16 * padded_head_dim;
+    return 4 * (floats > of_terms ? floats : of_terms) + 2048;
 }
 
 // Null where the library was built without it or the machine lacks it.

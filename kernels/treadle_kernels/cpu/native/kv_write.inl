@@ -37,11 +37,28 @@ void write_numbers(const KvWriteCall& call, const Convert& convert_key, const Co
     for (int64_t d = call.head_dim; d < call.padded_head_dim; ++d) values[d] = 0;
 }
 
+// Numbers whose products with a query's or a weight's terms might become denormal count as zero.
+inline uint16_t bf16_for_cache(float value) {
+    constexpr uint16_t kLeast = (127 - 55) << 7;  // 2^-55
+    const uint16_t half = bf16_from_f32(value);
+    return (half & 0x7fff) < kLeast ? uint16_t{0} : half;
+}
+
+// Pairs of dims of a key, and pairs of positions of a value, lie side by side.
+void write_pairs(const KvWriteCall& call) {
+    const int64_t run = call.slot / 16 * 16, slot = call.slot % 16, padded = call.padded_head_dim;
+    uint16_t* keys = reinterpret_cast<uint16_t*>(call.key_block) + run * call.head_dim + 2 * slot;
+    uint16_t* values = reinterpret_cast<uint16_t*>(call.value_block) + (run + slot / 2 * 2) * padded + slot % 2;
+    for (int64_t d = 0; d < call.head_dim; d += 2) {
+        keys[16 * d] = bf16_for_cache(call.key[d]);
+        keys[16 * d + 1] = bf16_for_cache(call.key[d + 1]);
+    }
+    for (int64_t d = 0; d < call.head_dim; ++d) values[2 * d] = bf16_for_cache(call.value[d]);
+    for (int64_t d = call.head_dim; d < padded; ++d) values[2 * d] = 0;
+}
+
 struct ToF32 {
     float operator()(float x) const { return x; }
-};
-struct ToBF16 {
-    uint16_t operator()(float x) const { return bf16_from_f32(x); }
 };
 struct ToI8 {
     float inverse;
@@ -52,7 +69,7 @@ struct ToI8 {
 
 void write_kv(const KvWriteCall& call) {
     if (call.dtype == TREADLE_KV_F32) return write_numbers<float>(call, ToF32{}, ToF32{});
-    if (call.dtype == TREADLE_KV_BF16) return write_numbers<uint16_t>(call, ToBF16{}, ToBF16{});
+    if (call.dtype == TREADLE_KV_BF16) return write_pairs(call);
     ToI8 key{}, value{};
     call.key_scales[call.slot] = int8_scale(call.key, call.head_dim, &key.inverse);
     call.value_scales[call.slot] = int8_scale(call.value, call.head_dim, &value.inverse);

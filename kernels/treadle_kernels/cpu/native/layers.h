@@ -74,6 +74,8 @@ struct AttentionShape {
     int32_t num_heads;
     int32_t window;  // 0: all
     float scale;
+    // Of queries and weights where the cache is bfloat16; 0: float32 arithmetic, as with any other cache.
+    int32_t num_terms;
 };
 
 // Attention of a step's rows; plans once a step, runs once a layer.

@@ -12,7 +12,7 @@ namespace {
 // Code of an input and column, where codes lie by input; see formats.h.
 template <class Fmt>
 inline int code_at(const uint8_t* quants, int column, int input) {
-    if (Fmt::bits == 8) return quants[64 * (column / 2) + 2 * input + column % 2];
+    if (Fmt::bits == 8) return quants[kGroup * column + input];
     const int low = quants[64 * (column / 4) + 2 * input + column % 4 / 2] >> (4 * (column % 2)) & 15;
     const uint8_t* high = quants + 256;
     if (Fmt::bits == 5) return low | (high[4 * column + input / 8] >> (input % 8) & 1) << 4;

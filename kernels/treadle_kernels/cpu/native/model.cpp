@@ -78,7 +78,8 @@ void Model::step(const treadle_kv& kv, const treadle_rows& rows, const int32_t* 
         }
     }
     const AttentionShape shape{desc_.num_heads, desc_.sliding_window,
-                               1.0f / std::sqrt(static_cast<float>(desc_.head_dim))};
+                               1.0f / std::sqrt(static_cast<float>(desc_.head_dim)),
+                               desc_.activations == TREADLE_ACTIVATIONS_BF16 ? desc_.activation_terms : 0};
     attention_.make(rows, kv, shape, pool_.num_threads());
     embed(token_ids, rows.num_tokens);
     lap(kEmbed);

@@ -42,7 +42,8 @@ typedef enum treadle_kv_dtype { TREADLE_KV_F32 = 0, TREADLE_KV_BF16 = 1, TREADLE
 //         within a group. For any machine with integer dot products.
 //   BF16  with two terms: the nearest bfloat16, and the nearest to what that misses; codes of weights are exact. With one:
 //         weights too are rounded to bfloat16, scale and minimum included, which is what makes many rows fast. For
-//         machines with AMX; the others compute the same bits, slowly.
+//         machines with AMX; the others compute the same bits, slowly. Attention over a BF16 cache
+//         takes queries and weights as so many terms too.
 typedef enum treadle_activations { TREADLE_ACTIVATIONS_INT8 = 0, TREADLE_ACTIVATIONS_BF16 = 1 } treadle_activations;
 
 // How the codes of quantised weights lie. By input is for BF16 activations of one term, by column for all others.
@@ -134,9 +135,11 @@ typedef struct treadle_rows {
 
 // Stores keys and values of one layer, then attends causally: out[num_tokens, num_heads * head_dim] from
 // qkv[num_tokens, (num_heads + 2 num_kv_heads) * head_dim]. A token sees at most its last sliding_window positions,
-// itself included; 0 means all.
+// itself included; 0 means all. With BF16 activations and a BF16 cache, queries and softmax weights are sums of num_terms
+// bfloat16 numbers (1 or 2) and products are summed as AMX tiles do; otherwise they are float32.
 TREADLE_API int treadle_attention(treadle_pool* pool, const treadle_kv* kv, int32_t layer, const treadle_rows* rows,
-                                  const float* qkv, int32_t num_heads, int32_t sliding_window, float scale, float* out);
+                                  const float* qkv, int32_t num_heads, int32_t sliding_window, float scale,
+                                  int32_t activations, int32_t num_terms, float* out);
 
 // --- Sampling --------------------------------------------------------------------------------------------------------
 // How one token is chosen: temperature (below 1e-5 greedy), then min_p, top_k, top_p; off at 0, 0, 1. The draw is a

@@ -80,6 +80,11 @@ inline __m256 power_of_two(__m256 n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
 }
 inline F f_power_of_two(F n) { return {power_of_two(n.low), power_of_two(n.high)}; }
+inline __m256 times_power(__m256 x, __m256 t) {
+    return _mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+}
+inline F f_times_power(F x, F t) { return {times_power(x.low, t.low), times_power(x.high, t.high)}; }
 inline float f_sum(F x) {
     const __m256 a = _mm256_add_ps(x.low, x.high);
     const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -98,6 +103,12 @@ inline __m256 load_bf16(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 inline F f_load_bf16(const uint16_t* p) { return {load_bf16(p), load_bf16(p + 8)}; }
+inline void f_load_bf16_pairs(const uint16_t* p, F& first, F& second) {
+    const __m256i low = load_256(p), high = load_256(p + 16);
+    const __m256i mask = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000));
+    first = {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+    second = {_mm256_castsi256_ps(_mm256_and_si256(low, mask)), _mm256_castsi256_ps(_mm256_and_si256(high, mask))};
+}
 inline __m256 load_f16(const uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -117,6 +128,14 @@ inline __m256 round_bf16(__m256 x) {
     return _mm256_and_ps(kept, _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int32_t>(0xffff0000))));
 }
 inline F f_round_bf16(F x) { return {round_bf16(x.low), round_bf16(x.high)}; }
+inline F f_store_bf16(F x, uint16_t* p) {
+    const F nearest = f_round_bf16(x);
+    const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(nearest.low), 16);
+    const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(nearest.high), 16);
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
+    return nearest;
+}
 inline F f_truncate_bf16(F x) {
     const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int32_t>(0xffff0000)));
     return {_mm256_and_ps(x.low, mask), _mm256_and_ps(x.high, mask)};

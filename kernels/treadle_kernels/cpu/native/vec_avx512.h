@@ -45,6 +45,10 @@ inline F f_round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT
 inline F f_power_of_two(F n) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
 }
+inline F f_times_power(F x, F t) {
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+}
 inline float f_sum(F x) {
     const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
     const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -56,6 +60,11 @@ inline float f_max_lane(F x) { return _mm512_reduce_max_ps(x); }
 inline F f_load_bf16(const uint16_t* p) {
     const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+inline void f_load_bf16_pairs(const uint16_t* p, F& first, F& second) {
+    const I pairs = _mm512_loadu_si512(p);
+    first = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    second = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
 }
 inline F f_load_f16(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -71,6 +80,20 @@ inline F f_round_bf16(F x) {
     const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     const I kept = _mm512_mask_or_epi32(nearest, is_nan, bits, _mm512_set1_epi32(0x400000));
     return _mm512_castsi512_ps(_mm512_and_si512(kept, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
+}
+inline F f_store_bf16(F x, uint16_t* p) {
+#if defined(__AVX512BF16__)
+    const __m256bh nearest = _mm512_cvtneps_pbh(x);
+    __m256i words;
+    __builtin_memcpy(&words, &nearest, sizeof words);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+#else
+    const F nearest = f_round_bf16(x);
+    const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(nearest), 16));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
+    return nearest;
+#endif
 }
 inline F f_truncate_bf16(F x) {
     return _mm512_and_ps(x, _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));

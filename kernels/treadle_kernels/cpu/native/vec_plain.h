@@ -102,6 +102,12 @@ inline F f_power_of_two(F n) {
         return treadle::f32_from_bits(static_cast<uint32_t>(exponent + 127) << 23);
     });
 }
+// x 2^n, n being the integer at the bottom of t's bits; its exponent must be within range.
+inline F f_times_power(F x, F t) {
+    return f_each([&](int i) {
+        return treadle::f32_from_bits(treadle::bits_from_f32(x.lane[i]) + (treadle::bits_from_f32(t.lane[i]) << 23));
+    });
+}
 // Sum of the lanes: lane i + lane i + 8, then + 4, + 2, + 1.
 inline float f_sum(F x) {
     for (int half = 8; half > 0; half /= 2) {
@@ -118,6 +124,11 @@ inline float f_max_lane(F x) {
 inline F f_load_bf16(const uint16_t* p) {
     return f_each([&](int i) { return treadle::f32_from_bf16(p[i]); });
 }
+// Sixteen pairs: the first of each, and the second.
+inline void f_load_bf16_pairs(const uint16_t* p, F& first, F& second) {
+    first = f_each([&](int i) { return treadle::f32_from_bf16(p[2 * i]); });
+    second = f_each([&](int i) { return treadle::f32_from_bf16(p[2 * i + 1]); });
+}
 inline F f_load_f16(const uint16_t* p) {
     return f_each([&](int i) { return treadle::f32_from_f16(p[i]); });
 }
@@ -132,6 +143,12 @@ inline F f_round_bf16(F x) {
         if (x.lane[i] != x.lane[i]) return treadle::f32_from_bits((bits & 0xffff0000u) | 0x400000u);  // stays NaN
         return treadle::f32_from_bits((bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u);
     });
+}
+// Stores the nearest bfloat16 of lanes that are not denormal, and returns them as floats.
+inline F f_store_bf16(F x, uint16_t* p) {
+    const F nearest = f_round_bf16(x);
+    for (int i = 0; i < 16; ++i) p[i] = static_cast<uint16_t>(treadle::bits_from_f32(nearest.lane[i]) >> 16);
+    return nearest;
 }
 // The bfloat16 that is nearest towards zero.
 inline F f_truncate_bf16(F x) {

@@ -1,0 +1,222 @@
+// Attention whose queries and weights are sums of one or two bfloat16 terms, over a bfloat16 cache: what tile products
+// (AMX) are made for, stated so that any instruction set computes the same bits.
+//
+// As in attention.inl, positions fall into partitions of 128. With T terms:
+//   query    times scale and log2(e) in float32, 0 below 2^-40; its first term is the nearest bfloat16 (ties to
+//            even), the second the nearest to what the first misses.
+//   score    to base two. Over groups of 32 of head_dim in order, for each term in turn, c = c + (even + odd): the sums
+//            of the products of the group's even and of its odd dims, each from 0, in order, with fused additions.
+//   weight   p = 2^(score - m) in float32, 0 below 2^-39, m being the largest score of the partition; l sums p over
+//            sixteen lanes by position. Terms of p are made as those of a query.
+//   output   over runs of sixteen positions in order, for each term in turn, o = o + (even + odd), likewise over the
+//            run's positions.
+//   merging  with m' = max(m, m of the partition): l = l 2^(m - m') + ..., o = o 2^(m - m') + ...
+// That is what TDPBF16PS sums (Intel Architecture Instruction Set Extensions), which takes denormals for zero and
+// rounds to nearest even. Cached numbers are 0 or at least 2^-55, so products and their sums are multiples of 2^-125:
+// never denormal, and no instruction set has anything to flush. Positions that a row does not see have the weight 0,
+// which adds nothing to sums that are never -0.
+#include "kernels.h"
+
+namespace {
+
+using treadle::kGroup;
+
+constexpr int kTermRows = 16;                  // rows taken together
+constexpr int kQueryWords = kTermRows * kGroup;       // of a term of a group
+constexpr int kStepScores = kTermRows * kPartition;
+constexpr int kStepsAtOnce = 2;                       // with scores or weights
+constexpr int kRunScores = kTermRows * 16;            // of a run
+constexpr int kWeightStride = 32;                     // words from a row's weights to the next row's
+constexpr float kLeastQuery = 0x1p-40f;
+constexpr float kLeastExponent = -39.0f;
+constexpr float kLeastMaximum = -1e38f;  // stands for -infinity where two are subtracted
+
+inline int64_t num_groups(int64_t head_dim) { return (head_dim + kGroup - 1) / kGroup; }
+
+// 2^x for x <= 0, 0 below 2^-39; error below 2 ulp. Cephes' polynomial (S. Moshier, exp2f.c).
+inline F f_weight(F x) {
+    const F magic = f_set(12582912.0f);  // 1.5 * 2^23: the sum's last bits are the nearest integer
+    const F shifted = f_add(x, magic);
+    const F r = f_sub(x, f_sub(shifted, magic));
+    F p = f_set(1.535336188319500e-4f);
+    p = f_fma(p, r, f_set(1.339887440266574e-3f));
+    p = f_fma(p, r, f_set(9.618437357674640e-3f));
+    p = f_fma(p, r, f_set(5.550332471162809e-2f));
+    p = f_fma(p, r, f_set(2.402264791363012e-1f));
+    p = f_fma(p, r, f_set(6.931472028550421e-1f));
+    p = f_fma(p, r, f_set(1.0f));
+    return f_zero_below(f_times_power(p, shifted), x, kLeastExponent);
+}
+
+// This thread's memory while it works on a call; sizes in attention_scratch_bytes.
+struct TermScratch {
+    uint16_t* queries;    // [row tiles][groups][terms][16][32]
+    float* widened;       // [2][groups][terms][32]
+    float* outputs;       // [rows][padded], merged so far
+    float* maxima;        // [rows], merged so far
+    float* sums;          // likewise
+    float* scores;        // [2 steps][8 runs][16][16]; weights take their places
+    float* part_maxima;   // [2 steps][16]
+    float* part_sums;     // likewise
+    float* part_outputs;  // [16][padded], of a step
+    uint16_t* values;     // [2 runs][8][padded][2]
+
+    TermScratch(uint8_t* memory, int64_t rows, int64_t groups, int64_t padded) {
+        const auto take = [&memory](int64_t num_bytes) {
+            uint8_t* taken = memory;
+            memory += (num_bytes + 63) / 64 * 64;
+            return taken;
+        };
+        const auto floats = [&take](int64_t count) { return reinterpret_cast<float*>(take(4 * count)); };
+        const auto words = [&take](int64_t count) { return reinterpret_cast<uint16_t*>(take(2 * count)); };
+        queries = words(rows * groups * 2 * kGroup);
+        widened = floats(2 * groups * 2 * kGroup);
+        outputs = floats(rows * padded);
+        maxima = floats(rows);
+        sums = floats(rows);
+        scores = floats(kStepsAtOnce * kStepScores);
+        part_maxima = floats(kStepsAtOnce * kTermRows);
+        part_sums = floats(kStepsAtOnce * kTermRows);
+        part_outputs = floats(kTermRows * padded);
+        values = words(2 * 16 * padded);
+    }
+};
+
+inline int64_t term_rows(const AttentionCall& call) {
+    return (treadle::attention_rows(call.group_size) + kTermRows - 1) / kTermRows * kTermRows;
+}
+
+// Up to sixteen rows and a partition.
+struct TermStep {
+    int partition;
+    int first_row;
+    int rows;
+    Range range;              // what any of them sees
+    const Runs<KvBF16>* runs;
+    const uint16_t* queries;  // [groups][terms][16][32]
+    float* scores;            // [8 runs][16][16]
+    uint16_t* weights;        // [8 runs][16][2 terms][16], in place of the scores
+    float* maxima;            // [16]
+    float* sums;              // [16]
+    float* outputs;           // [16][padded]
+};
+
+// Sums of products with even and with odd words, of some rows.
+template <int kRows>
+struct EvenOdd {
+    F even[kRows], odd[kRows];
+
+    EvenOdd() {
+        for (int j = 0; j < kRows; ++j) even[j] = odd[j] = f_set(0.0f);
+    }
+    // Adds two words of a term; rows lie `stride` apart.
+    inline __attribute__((always_inline)) void add(const float* words, int64_t stride, F first, F second) {
+#pragma GCC unroll 4
+        for (int j = 0; j < kRows; ++j) {
+            even[j] = f_fma(f_set(words[stride * j]), first, even[j]);
+            odd[j] = f_fma(f_set(words[stride * j + 1]), second, odd[j]);
+        }
+    }
+    F sum(int j) const { return f_add(even[j], odd[j]); }
+};
+
+// The two products by vector instructions, at once: nothing is left to do on the way.
+template <int kTerms>
+class VectorProducts {
+ public:
+    VectorProducts(const AttentionCall& call, float* widened)
+        : head_dim_(call.kv.head_dim), padded_(call.kv.padded_head_dim), widened_(widened) {}
+
+    int num_score_parts(const TermStep&) const { return 0; }
+    int start_scores(const TermStep& step) const {
+        int row = 0;
+        for (; row + kSplitRowsAtOnce <= step.rows; row += kSplitRowsAtOnce) score_rows<kSplitRowsAtOnce>(step, row);
+        for (; row < step.rows; ++row) score_rows<1>(step, row);
+        return 0;
+    }
+    void advance_scores() const {}
+    int start_outputs(const TermStep& step) const {
+        int row = 0;
+        for (; row + kSplitRowsAtOnce <= step.rows; row += kSplitRowsAtOnce) output_rows<kSplitRowsAtOnce>(step, row);
+        for (; row < step.rows; ++row) output_rows<1>(step, row);
+        return 0;
+    }
+    void advance_outputs() const {}
+
+ private:
+    template <int kRows>
+    void score_rows(const TermStep& step, int row) const {
+        const int64_t groups = num_groups(head_dim_), stride = groups * kTerms * kGroup;
+        for (int64_t i = 0; i < groups * kTerms; ++i) {
+            for (int j = 0; j < kRows; ++j) {
+                const uint16_t* words = step.queries + i * kQueryWords + (row + j) * kGroup;
+                f_store(widened_ + j * stride + i * kGroup, f_load_bf16(words));
+                f_store(widened_ + j * stride + i * kGroup + 16, f_load_bf16(words + 16));
+            }
+        }
+        for (int run = step.range.first_run(); run < step.range.last_run(); ++run) {
+            F scores[kRows];
+            for (F& score : scores) score = f_set(0.0f);
+            for (int64_t g = 0; g < groups; ++g) {
+                EvenOdd<kRows> of_term[kTerms];
+                const float* words = widened_ + g * kTerms * kGroup;
+                const int64_t dims = head_dim_ - g * kGroup < kGroup ? head_dim_ - g * kGroup : kGroup;
+                for (int64_t d = 0; d < dims; d += 2) {
+                    F first, second;
+                    KvBF16::load_keys(step.runs->keys[run] + 16 * (g * kGroup + d), first, second);
+#pragma GCC unroll 2
+                    for (int t = 0; t < kTerms; ++t) of_term[t].add(words + t * kGroup + d, stride, first, second);
+                }
+                for (const EvenOdd<kRows>& sums : of_term) {
+                    for (int j = 0; j < kRows; ++j) scores[j] = f_add(scores[j], sums.sum(j));
+                }
+            }
+            for (int j = 0; j < kRows; ++j) f_store(step.scores + run * kRunScores + (row + j) * 16, scores[j]);
+        }
+    }
+
+    template <int kRows>
+    void output_rows(const TermStep& step, int row) const {
+        for (int run = step.range.first_run(); run < step.range.last_run(); ++run) {
+            float words[kTerms][kRows][16];
+            for (int t = 0; t < kTerms; ++t) {
+                for (int j = 0; j < kRows; ++j) {
+                    const uint16_t* of_row = step.weights + 2 * run * kRunScores + (row + j) * kWeightStride;
+                    f_store(words[t][j], f_load_bf16(of_row + 16 * t));
+                }
+            }
+            for (int64_t d = 0; d < padded_; d += 16) {
+                EvenOdd<kRows> of_term[kTerms];
+                for (int64_t position = 0; position < 16; position += 2) {
+                    F first, second;
+                    KvBF16::load_values(step.runs->values[run] + position * padded_, padded_, d, first, second);
+#pragma GCC unroll 2
+                    for (int t = 0; t < kTerms; ++t) of_term[t].add(words[t][0] + position, 16, first, second);
+                }
+                for (int j = 0; j < kRows; ++j) {
+                    float* out = step.outputs + (row + j) * padded_ + d;
+                    F sum = run == step.range.first_run() ? f_set(0.0f) : f_load(out);
+                    for (const EvenOdd<kRows>& sums : of_term) sum = f_add(sum, sums.sum(j));
+                    f_store(out, sum);
+                }
+            }
+        }
+    }
+
+    const int64_t head_dim_;
+    const int64_t padded_;
+    float* const widened_;
+};
+
+// Shares, after merging, of what was there and of what is new, from their maxima.
+inline void merge_shares(F old_maximum, F new_maximum, F& old_share, F& new_share) {
+    const F top = f_at_least(f_max(old_maximum, new_maximum), kLeastMaximum);
+    old_share = f_weight(f_sub(old_maximum, top));
+    new_share = f_weight(f_sub(new_maximum, top));
+}
+
+inline F merged(F old_number, F old_share, F new_number, F new_share) {
+    return f_fma(old_number, old_share, f_mul(new_number, new_share));
+}
+
+}  // namespace
