@@ -1,7 +1,7 @@
 """The default model on the native engine: a request's tokens and logits are the same bits whatever else is going on.
 
 Alone, beside 2 and beside 8 others; prompts in chunks of 16, 64 and 512 tokens; cold and after a prefix hit; greedy and
-seeded; with every format of the KV cache.
+seeded; with every format of the KV cache, and with activations as one term.
 """
 
 import hashlib
@@ -46,9 +46,17 @@ class Observer:
             self.digests[handle].append(hashlib.sha256(np.ascontiguousarray(row)).hexdigest())
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32", "int8"])
+SETTINGS = {
+    "bfloat16": {"kv_dtype": "bfloat16"},
+    "float32": {"kv_dtype": "float32"},
+    "int8": {"kv_dtype": "int8"},
+    "activations-8": {"activation_bits": 8},
+}
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
 def runner(request, model_path) -> NativeRunner:
-    return load(model_path, kv_dtype=request.param, kv_cache_gib=0.15, max_num_batched_tokens=512).runner
+    return load(model_path, kv_cache_gib=0.15, max_num_batched_tokens=512, **SETTINGS[request.param]).runner
 
 
 @pytest.fixture(scope="module")
