@@ -9,6 +9,9 @@ weight, so the victim is entitled to half of the machine:
 - *TTFT*: that of a machine of its own that is half as fast. Such a machine serves requests as the whole one serves the
   same requests at twice the rate, but in twice the time; so they are sent alone and twice as fast, and times doubled.
 
+Loads are shares of what the machine does for the flood alone, which is less than for as many clients as it has places:
+thousands of waiting streams cost its gateway, and this script, processor time that the mesh then lacks.
+
 Tokens are those of the prompts that began to be answered, and one for each event of an answer, until the last arrival
 of the victim. A request of the victim without first token by then counts as one that waited until the end.
 
@@ -112,6 +115,17 @@ async def measure_row(share: float, capacity: float, arguments: argparse.Namespa
     return f"| {share:.0%} | {len(beside)} | " + " | ".join(figures) + " |"
 
 
+async def measure_flooded(unhurried: float, arguments: argparse.Namespace, load: Load, flood: Endpoint) -> float:
+    """Return the requests a second that the machine does for the flood alone, once it has built up."""
+    duration_s = arguments.duration_s / 2
+    outcomes = await send_for(Traffic(flood, FLOOD_RATIO * unhurried / 4, 7), load, duration_s, is_cut=True)
+    start_s = min(outcome.sent_s for outcome in outcomes)
+    half_s, end_s = start_s + duration_s / 2, start_s + duration_s
+    tokens = tokens_until(outcomes, end_s, load) - tokens_until(outcomes, half_s, load)
+    per_request: int = load.input_tokens + load.output_tokens
+    return float(tokens / per_request / (end_s - half_s))
+
+
 async def measure(arguments: argparse.Namespace, flood_url: str) -> None:
     """Measure what the machine does, and then every load; print the table."""
     flood = Endpoint.parse(flood_url, PATH)
@@ -122,10 +136,14 @@ async def measure(arguments: argparse.Namespace, flood_url: str) -> None:
     num_requests = arguments.rounds * arguments.places
     start_s = time.perf_counter()
     await run_closed_loop(clients, make_bodies(load, num_requests, 2))
-    capacity = num_requests / (time.perf_counter() - start_s)
+    unhurried = num_requests / (time.perf_counter() - start_s)
     for client in clients:
         client.close()
-    print(f"capacity: {capacity:.2f} requests/s of {load.input_tokens} + {load.output_tokens} tokens\n\n{HEADER}")
+    capacity = await measure_flooded(unhurried, arguments, load, flood)
+    print(
+        f"capacity: {capacity:.2f} requests/s of {load.input_tokens} + {load.output_tokens} tokens when flooded, "
+        f"{unhurried:.2f} with {arguments.places} clients\n\n{HEADER}"
+    )
     for share in arguments.loads:
         print(await measure_row(share, capacity, arguments, load, flood), flush=True)
 
