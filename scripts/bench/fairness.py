@@ -9,8 +9,7 @@ weight, so the victim is entitled to half of the machine:
 - *TTFT*: that of a machine of its own that is half as fast. Such a machine serves requests as the whole one serves the
   same requests at twice the rate, but in twice the time; so they are sent alone and twice as fast, and times doubled.
 
-Loads are shares of what the machine does for the flood alone, which is less than for as many clients as it has places:
-thousands of waiting streams cost its gateway, and this script, processor time that the mesh then lacks.
+Loads are shares of what the machine does for the flood alone.
 
 Tokens are those of the prompts that began to be answered, and one for each event of an answer, until the last arrival
 of the victim. A request of the victim without first token by then counts as one that waited until the end.
