@@ -180,7 +180,7 @@ class TermAttention {
             // All is done before the last row, so that what was stored is at hand when it is read.
             const int rows_left = larger(step.rows - row - 1, 1);
             for (int share = (scores_left + outputs_left + rows_left - 1) / rows_left; share > 0; --share) {
-                    if (outputs_left > 0) {
+                if (outputs_left > 0) {
                     products_.advance_outputs();
                     is_added_up = --outputs_left == 0;
                     continue;
