@@ -2,21 +2,22 @@
 //
 // Weights are the first operand of a tile product: 16 columns and 32 inputs, decoded from their codes. Activations are the
 // second, 16 rows; sums stay in a tile over all inputs.
+#include "amx_decode.inl"
 #include "amx_tiles.h"
 #include "kernels.h"
 
 namespace {
 
-constexpr int kTileWords = kColumns * kGroup;          // of a group's weights: [16 columns][32 inputs]
 constexpr int kSumsAtOnce = 4;                         // tiles of sums: four column tiles, or two by two blocks of rows
 constexpr int kGroupsAtOnce = 4;                       // decoded before they are multiplied, where rows are few
 constexpr int kTilesDecoded = 8;                       // column tiles decoded before they are multiplied, where rows are many
-constexpr int kProductFloats = kColumns * kRowBlock;
+constexpr int kProductFloats = kColumns * kRowBlock;   // of a tile of sums: [16 columns][block_rows]
 constexpr int64_t kRoundedPrefetch = 2 * kGroupsAtOnce;  // ahead of the weights in use
+constexpr int64_t kFewWords = kGroupsAtOnce * kTileWords;  // of the groups of a column tile decoded at once
 
 static_assert(treadle::linear_scratch_bytes(kGroup) >= kTilesDecoded * kTileWords * int64_t{sizeof(uint16_t)} +
-                                                           kSumsAtOnce * kProductFloats * int64_t{sizeof(float)},
-              "a thread's scratch memory holds the weights and products of a call");
+                                                           2 * kSumsAtOnce * kProductFloats * int64_t{sizeof(float)},
+              "a thread's scratch memory holds the weights and two sets of products");
 
 // Tiles 0 to 3 hold sums, 4 and 5 weights, 6 and 7 activations, of blocks of so many rows.
 inline TileConfig rounded_config(int block_rows) {
@@ -25,221 +26,75 @@ inline TileConfig rounded_config(int block_rows) {
     return config;
 }
 
-// Turns the codes of a group into weights: [16 columns][32 inputs]. Up to five bits, all weights that a column's
-// scale allows are computed and looked up; with more, each is computed.
+// Column tiles and blocks of rows in tile registers: decoding, multiplying, and sums on their way out.
+//
+// Where rows are so few that their sums stay in tiles, decoding and multiplying take turns, so that the processor does
+// both at once; else column tiles are decoded as a whole and meet one pair of row blocks after the other, and what
+// becomes of a pair's sums is computed while the next pair is multiplied.
 template <class Fmt>
-class GroupDecoder {
+class RoundedTiles {
  public:
-    inline __attribute__((always_inline)) GroupDecoder(const Tile& tile, int64_t g, uint16_t* out)
-        : quants_(tile.quants + g * Fmt::quant_bytes), out_(out) {
-        for (int i = 0; i < kScales; ++i) {
-            f_store(scales_[i], Fmt::load(tile.scales + (g * kScales + i) * Fmt::vector_bytes));
-        }
-        if (Fmt::has_minimum) f_store(minima_, Fmt::load(tile.minima + g * Fmt::vector_bytes));
-        // To be read from memory, one by one: moving lanes between registers is what the look-ups are short of.
-        asm volatile("" : "+m"(scales_), "+m"(minima_));
+    RoundedTiles(const treadle_linear& weights, const Activations& x, uint8_t* scratch)
+        : x_(x),
+          layout_(treadle::tile_layout(*treadle::format_info(weights.format), weights.k)),
+          k_(weights.k),
+          groups_(k_ / kGroup),
+          products_(reinterpret_cast<float*>(scratch)),
+          weights_(reinterpret_cast<uint16_t*>(products_ + 2 * kSumsAtOnce * kProductFloats)) {
+        rounded_config(x.block_rows).load();
+    }
+    ~RoundedTiles() { _tile_release(); }
+
+    int block_rows() const { return x_.block_rows; }
+    Tile tile(const treadle_linear& weights, int64_t index) const {
+        const uint8_t* start = static_cast<const uint8_t*>(weights.data) + index * layout_.tile_bytes;
+        return {start, start + layout_.scales, start + layout_.minima};
     }
 
-    inline __attribute__((always_inline)) void run() const {
-        if (Fmt::bits == 4) return decode_nibbles();
-        if (Fmt::bits == 5) return decode_five_bits();
-        if (Fmt::bits == 6) return decode_six_bits();
-        decode_bytes();
-    }
-
- private:
-    static constexpr int kScales = Fmt::scales_per_group;
-
-    // A table holds the sixteen weights of two columns; bit 4 of an index chooses between them.
-    inline __attribute__((always_inline)) void decode_nibbles() const {
-        const B nibble = _mm512_set1_epi8(15), second = _mm512_set1_epi8(16);
-        const F numbers = numbers_from(0);
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-            const B codes = b_load(quants_ + 64 * i);
-            const B even = _mm512_and_si512(codes, nibble);
-            const B odd = _mm512_ternarylogic_epi64(_mm512_srli_epi16(codes, 4), nibble, second, 0xea);  // a & b | c
-            const int column = 4 * i;
-            const B first = round_pair(weigh(numbers, column, 0), weigh(numbers, column + 1, 0));
-            const B last = round_pair(weigh(numbers, column + 2, 0), weigh(numbers, column + 3, 0));
-            look_up(even, first, column);
-            look_up(odd, first, column + 1);
-            look_up(_mm512_srli_epi16(even, 8), last, column + 2);
-            look_up(_mm512_srli_epi16(odd, 8), last, column + 3);
-        }
-    }
-
-    inline __attribute__((always_inline)) void decode_five_bits() const {
-        const F low_numbers = numbers_from(0), high_numbers = numbers_from(16);
-#pragma GCC unroll 16
-        for (int column = 0; column < kColumns; ++column) {
-            uint32_t fifth;
-            __builtin_memcpy(&fifth, quants_ + 256 + 4 * column, sizeof fifth);
-            const B low = nibbles(column);
-            const B codes = _mm512_mask_add_epi16(low, fifth, low, _mm512_set1_epi16(16));
-            look_up(codes, round_pair(weigh(low_numbers, column, 0), weigh(high_numbers, column, 0)), column);
-        }
-    }
-
-    inline __attribute__((always_inline)) void decode_six_bits() const {
-#pragma GCC unroll 16
-        for (int column = 0; column < kColumns; ++column) {
-            const B high = _mm512_srli_epi16(b_load(quants_ + 256 + 64 * (column / 8)), 2 * (column % 8));
-            const B pairs = _mm512_and_si512(_mm512_slli_epi16(high, 4), _mm512_set1_epi16(48));
-            compute(_mm512_or_si512(nibbles(column), pairs), column);
-        }
-    }
-
-    // The offset goes into the sum: products and sums of such codes and of halves are exact.
-    inline __attribute__((always_inline)) void decode_bytes() const {
-        const F offset = f_set(static_cast<float>(-Fmt::offset));
-#pragma GCC unroll 16
-        for (int column = 0; column < kColumns; ++column) {
-            const F scale = f_set(scales_[0][column]), start = f_mul(scale, offset);
-            const F low = f_fma(f_from_u8(quants_ + kGroup * column), scale, start);
-            const F high = f_fma(f_from_u8(quants_ + kGroup * column + 16), scale, start);
-            _mm512_store_si512(out_ + column * kGroup, round_pair(low, high));
-        }
-    }
-    static inline F f_from_u8(const uint8_t* p) {
-        return f_from_i(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-    }
-
-    // Two vectors of consecutive numbers, each to its nearest bfloat16.
-    static inline B round_pair(F low, F high) { return (B)_mm512_cvtne2ps_pbh(high, low); }
-    // Codes from `first` on, less the offset.
-    static inline F numbers_from(int first) {
-        const F lanes = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-        return f_add(lanes, f_set(static_cast<float>(first - Fmt::offset)));
-    }
-    // The low four bits of all inputs of a column.
-    inline __attribute__((always_inline)) B nibbles(int column) const {
-        const B codes = _mm512_srli_epi16(b_load(quants_ + 64 * (column / 4)), 4 * (column % 4));
-        return _mm512_and_si512(codes, _mm512_set1_epi16(15));
-    }
-    inline __attribute__((always_inline)) F weigh(F numbers, int column, int half) const {
-        const F scale = f_set(scales_[half % kScales][column]);
-        return Fmt::has_minimum ? f_fma(numbers, scale, f_set(minima_[column])) : f_mul(numbers, scale);
-    }
-    inline __attribute__((always_inline)) void look_up(B codes, B table, int column) const {
-        _mm512_store_si512(out_ + column * kGroup, _mm512_permutexvar_epi16(codes, table));
-    }
-    // Weights of a column from the codes of all inputs.
-    inline __attribute__((always_inline)) void compute(B codes, int column) const {
-        const I offset = i_set(Fmt::offset);
-        const I low = _mm512_sub_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(codes)), offset);
-        const I high = _mm512_sub_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(codes, 1)), offset);
-        const B weights = round_pair(weigh(f_from_i(low), column, 0), weigh(f_from_i(high), column, 1));
-        _mm512_store_si512(out_ + column * kGroup, weights);
-    }
-
-    const uint8_t* const quants_;
-    uint16_t* const out_;
-    alignas(64) float scales_[kScales][kColumns];
-    alignas(64) float minima_[kColumns];
-};
-
-// A thread's product of some rows with some column tiles, two by two. Where rows are so few that their sums stay in
-// tiles, decoding and multiplying take turns, so that the processor does both at once; else some tiles are decoded as a
-// whole, and each pair of row blocks meets them all, so that its outputs lie side by side.
-template <class Fmt>
-class RoundedProduct {
- public:
-    explicit RoundedProduct(const LinearCall& call)
-        : call_(call),
-          layout_(treadle::tile_layout(*treadle::format_info(call.weights->format), call.weights->k)),
-          groups_(call.weights->k / kGroup),
-          block_rows_(call.x->block_rows),
-          products_(reinterpret_cast<float*>(call.scratch)),
-          weights_(reinterpret_cast<uint16_t*>(products_ + kSumsAtOnce * kProductFloats)) {}
-
-    void run() {
-        rounded_config(block_rows_).load();
-        const int64_t rows = call_.row_end - call_.row_begin;
-        if (rows <= block_rows_) {
-            run_few<1>();
-        } else if (rows <= 2 * block_rows_) {
-            run_few<2>();
-        } else {
-            run_many();
-        }
-        _tile_release();
-    }
-
- private:
-    static constexpr int64_t kFewWords = kGroupsAtOnce * kTileWords;  // of the groups decoded at once
-
-    template <int kBlocks>
-    void run_few() {
-        int64_t tile = call_.tile_begin;
-        for (; kBlocks == 1 && tile + 3 < call_.tile_end; tile += 4) multiply_few<4, 1>(tile);
-        for (; tile + 1 < call_.tile_end; tile += 2) multiply_few<2, kBlocks>(tile);
-        if (tile < call_.tile_end) multiply_few<1, kBlocks>(tile);
-    }
-
+    // Few rows: kTiles column tiles, of which tiles[t] is followed in memory by what is needed `ahead` tiles later.
     template <int kTiles, int kBlocks>
-    void multiply_few(int64_t tile) {
-        claim_outputs<kTiles>(tile, call_.row_begin, kBlocks * block_rows_);
+    void multiply_few(const Tile* tiles, int64_t ahead, int64_t row) {
         clear();
         for (int64_t begin = 0; begin < groups_; begin += kGroupsAtOnce) {
             const int64_t end = begin + kGroupsAtOnce < groups_ ? begin + kGroupsAtOnce : groups_;
-            for (int t = 0; t < kTiles; ++t) decode(tile + t, begin, end, weights_ + t * kFewWords, true);
-            multiply<kTiles, kBlocks>(weights_, kFewWords, call_.row_begin, begin, end);
+            for (int t = 0; t < kTiles; ++t) {
+                for (int64_t group = begin; group < end; ++group) {
+                    prefetch(tiles[t], group, ahead);
+                    decode(tiles[t], group, weights_ + t * kFewWords + (group - begin) * kTileWords);
+                }
+            }
+            multiply<kTiles, kBlocks>(weights_, kFewWords, row, begin, end, [](int64_t) {});
         }
-        store<kTiles, kBlocks>(tile, call_.row_begin);
+        take_sums<kTiles * kBlocks>();
     }
 
-    void run_many() {
-        for (int64_t first = call_.tile_begin; first < call_.tile_end; first += kTilesDecoded) {
-            const int64_t end = first + kTilesDecoded < call_.tile_end ? first + kTilesDecoded : call_.tile_end;
-            for (int64_t tile = first; tile < end; ++tile) decode(tile, 0, groups_, decoded(tile - first), false);
-            int64_t row = call_.row_begin;
-            for (; row + block_rows_ < call_.row_end; row += 2 * block_rows_) multiply_many<2>(first, end, row);
-            if (row < call_.row_end) multiply_many<1>(first, end, row);
-        }
+    // Many rows: decodes all of a column tile.
+    void decode_all(const Tile& tile, int64_t slot) const {
+        for (int64_t group = 0; group < groups_; ++group) decode(tile, group, decoded(slot) + group * kTileWords);
     }
-
-    // Some rows and all decoded tiles.
-    template <int kBlocks>
-    void multiply_many(int64_t first, int64_t end, int64_t row) {
-        int64_t tile = first;
-        for (; tile + 1 < end; tile += 2) multiply_all<2, kBlocks>(tile, tile - first, row);
-        if (tile < end) multiply_all<1, kBlocks>(tile, tile - first, row);
-    }
-
-    template <int kTiles, int kBlocks>
-    void multiply_all(int64_t tile, int64_t slot, int64_t row) {
-        claim_outputs<kTiles>(tile, row, kBlocks * block_rows_);
+    // Multiplies decoded tiles of slots from `slot` on; after each group, between(group) is called.
+    template <int kTiles, int kBlocks, class Between>
+    void multiply_many(int64_t slot, int64_t row, const Between& between) {
         clear();
-        multiply<kTiles, kBlocks>(decoded(slot), groups_ * kTileWords, row, 0, groups_);
-        store<kTiles, kBlocks>(tile, row);
+        multiply<kTiles, kBlocks>(decoded(slot), groups_ * kTileWords, row, 0, groups_, between);
+        take_sums<kTiles * kBlocks>();
     }
 
-    // Asks for the cache lines that some rows' outputs will go to, while there is arithmetic to do.
-    template <int kTiles>
-    void claim_outputs(int64_t tile, int64_t row, int64_t count) const {
-        const int64_t end = row + count < call_.row_end ? row + count : call_.row_end;
-        for (; row < end; ++row) {
-            const float* line = call_.y + row * call_.y_stride + tile * kColumns;
-            for (int t = 0; t < kTiles; ++t) __builtin_prefetch(line + t * kColumns, 1);
-        }
-    }
+    int64_t groups() const { return groups_; }
+    // The sums taken last; they stay until those after the next are taken.
+    const float* sums() const { return products_ + turn_ * kSumsAtOnce * kProductFloats; }
 
-    // Where a tile that is decoded as a whole goes.
+ private:
     uint16_t* decoded(int64_t slot) const { return weights_ + slot * groups_ * kTileWords; }
 
-    // Decodes groups [begin, end) of a column tile.
-    void decode(int64_t column_tile, int64_t begin, int64_t end, uint16_t* out, bool prefetches) const {
-        const Tile tile = tile_at(call_, layout_, column_tile);
-        for (int64_t group = begin; group < end; ++group) {
-            if (prefetches) prefetch(tile, group);
-            GroupDecoder<Fmt>(tile, group, out + (group - begin) * kTileWords).run();
-        }
+    static inline __attribute__((always_inline)) void decode(const Tile& tile, int64_t group, uint16_t* out) {
+        GroupDecoder<Fmt>(tile, group, out).run();
     }
 
-    // Codes some groups ahead, at the end those of the tile that follows these; and a share of that one's other planes.
-    void prefetch(const Tile& tile, int64_t group) const {
-        const uint8_t* next_tile = tile.quants + kSumsAtOnce * layout_.tile_bytes;
+    // Codes some groups ahead, at the end those of the tile that is `ahead` tiles on; and a share of that one's other
+    // planes.
+    void prefetch(const Tile& tile, int64_t group, int64_t tiles_ahead) const {
+        const uint8_t* next_tile = tile.quants + tiles_ahead * layout_.tile_bytes;
         const int64_t ahead = group + kRoundedPrefetch;
         const uint8_t* quants = ahead < groups_ ? tile.quants + ahead * Fmt::quant_bytes
                                                 : next_tile + (ahead - groups_) * Fmt::quant_bytes;
@@ -283,12 +138,12 @@ class RoundedProduct {
     }
 
     // Adds groups [begin, end), decoded, of column tiles to the sums of the rows from `row` on.
-    template <int kTiles, int kBlocks>
+    template <int kTiles, int kBlocks, class Between>
     inline __attribute__((always_inline)) void multiply(const uint16_t* weights, int64_t apart, int64_t row,
-                                                        int64_t begin, int64_t end) const {
+                                                        int64_t begin, int64_t end, const Between& between) const {
         order_memory();
-        const int64_t x_words = int64_t{kGroup} * block_rows_, stride = 4 * block_rows_;
-        const uint16_t* x = call_.x->rounded + treadle::rounded_row_offset(row, call_.weights->k, block_rows_);
+        const int64_t x_words = int64_t{kGroup} * x_.block_rows, stride = 4 * x_.block_rows;
+        const uint16_t* x = x_.rounded + treadle::rounded_row_offset(row, k_, x_.block_rows);
         x += begin * x_words;
         const uint16_t* next = x + groups_ * x_words;  // of the second block
         for (int64_t group = begin; group < end; ++group) {
@@ -296,50 +151,146 @@ class RoundedProduct {
             weights += kTileWords;
             x += x_words;
             next += x_words;
+            between(group);
         }
         order_memory();
     }
 
+    template <int kSums>
+    void take_sums() {
+        turn_ = 1 - turn_;
+        float* out = products_ + turn_ * kSumsAtOnce * kProductFloats;
+        const int64_t stride = 4 * x_.block_rows;
+        _tile_stored(0, out, stride);
+        if (kSums > 1) _tile_stored(1, out + kProductFloats, stride);
+        if (kSums > 2) _tile_stored(2, out + 2 * kProductFloats, stride);
+        if (kSums > 2) _tile_stored(3, out + 3 * kProductFloats, stride);
+        order_memory();
+    }
+
+    const Activations& x_;
+    const TileLayout layout_;
+    const int64_t k_;
+    const int64_t groups_;
+    int turn_ = 0;
+    float* const products_;    // [2][kSumsAtOnce][kProductFloats]
+    uint16_t* const weights_;  // [kTilesDecoded][groups or kGroupsAtOnce][kTileWords]
+};
+
+// A thread's product of some rows with some column tiles.
+template <class Fmt>
+class RoundedProduct {
+ public:
+    explicit RoundedProduct(const LinearCall& call) : call_(call), tiles_(*call.weights, *call.x, call.scratch) {}
+
+    void run() {
+        const int64_t rows = call_.row_end - call_.row_begin;
+        if (rows <= tiles_.block_rows()) return run_few<1>();
+        if (rows <= 2 * tiles_.block_rows()) return run_few<2>();
+        run_many();
+    }
+
+ private:
+    // Column tiles and blocks of rows whose sums were taken.
+    struct Sums {
+        int64_t tile = 0;
+        int64_t row = 0;
+        int num_tiles = 0;
+        int num_blocks = 0;
+        const float* products = nullptr;
+
+        int num_parts() const { return num_tiles * num_blocks; }
+    };
+
+    template <int kBlocks>
+    void run_few() {
+        int64_t tile = call_.tile_begin;
+        for (; kBlocks == 1 && tile + 3 < call_.tile_end; tile += 4) multiply_few<4, 1>(tile);
+        for (; tile + 1 < call_.tile_end; tile += 2) multiply_few<2, kBlocks>(tile);
+        if (tile < call_.tile_end) multiply_few<1, kBlocks>(tile);
+    }
+
     template <int kTiles, int kBlocks>
-    void store(int64_t tile, int64_t row) const {
-        constexpr int kSums = kTiles * kBlocks;
-        const int64_t stride = 4 * block_rows_;
-        _tile_stored(0, products_, stride);
-        if (kSums > 1) _tile_stored(1, products_ + kProductFloats, stride);
-        if (kSums > 2) _tile_stored(2, products_ + 2 * kProductFloats, stride);
-        if (kSums > 2) _tile_stored(3, products_ + 3 * kProductFloats, stride);
+    void multiply_few(int64_t tile) {
+        claim_outputs<kTiles>(tile, call_.row_begin, kBlocks * tiles_.block_rows());
+        Tile tiles[kTiles];
+        for (int t = 0; t < kTiles; ++t) tiles[t] = tiles_.tile(*call_.weights, tile + t);
+        tiles_.template multiply_few<kTiles, kBlocks>(tiles, kSumsAtOnce, call_.row_begin);
+        const Sums sums{tile, call_.row_begin, kTiles, kBlocks, tiles_.sums()};
+        for (int part = 0; part < sums.num_parts(); ++part) store_part(sums, part);
         order_memory();
-        for (int b = 0; b < kBlocks; ++b) {
-            for (int t = 0; t < kTiles; ++t) {
-                store_block(row + b * block_rows_, tile + t, products_ + (t * kBlocks + b) * kProductFloats);
-            }
+    }
+
+    void run_many() {
+        for (int64_t first = call_.tile_begin; first < call_.tile_end; first += kTilesDecoded) {
+            const int64_t end = first + kTilesDecoded < call_.tile_end ? first + kTilesDecoded : call_.tile_end;
+            for (int64_t t = first; t < end; ++t) tiles_.decode_all(tiles_.tile(*call_.weights, t), t - first);
+            int64_t row = call_.row_begin;
+            const int block_rows = tiles_.block_rows();
+            for (; row + block_rows < call_.row_end; row += 2 * block_rows) multiply_many<2>(first, end, row);
+            if (row < call_.row_end) multiply_many<1>(first, end, row);
         }
+        for (int part = 0; part < last_.num_parts(); ++part) store_part(last_, part);
         order_memory();
+    }
+
+    // Some rows and all decoded tiles.
+    template <int kBlocks>
+    void multiply_many(int64_t first, int64_t end, int64_t row) {
+        int64_t tile = first;
+        for (; tile + 1 < end; tile += 2) multiply_all<2, kBlocks>(tile, tile - first, row);
+        if (tile < end) multiply_all<1, kBlocks>(tile, tile - first, row);
+    }
+
+    template <int kTiles, int kBlocks>
+    void multiply_all(int64_t tile, int64_t slot, int64_t row) {
+        claim_outputs<kTiles>(tile, row, kBlocks * tiles_.block_rows());
+        const int num_parts = last_.num_parts();
+        int part = 0;
+        tiles_.template multiply_many<kTiles, kBlocks>(slot, row, [&](int64_t group) {
+            if (part < num_parts && (group & 3) == 0) store_part(last_, part++);
+        });
+        for (; part < num_parts; ++part) store_part(last_, part);
+        last_ = {tile, row, kTiles, kBlocks, tiles_.sums()};
+    }
+
+    // Asks for the cache lines that some rows' outputs will go to, while there is arithmetic to do.
+    template <int kTiles>
+    void claim_outputs(int64_t tile, int64_t row, int64_t count) const {
+        const int64_t end = row + count < call_.row_end ? row + count : call_.row_end;
+        for (; row < end; ++row) {
+            const float* line = call_.y + row * call_.y_stride + tile * kColumns;
+            for (int t = 0; t < kTiles; ++t) __builtin_prefetch(line + t * kColumns, 1);
+        }
+    }
+
+    // Outputs of a tile and a block.
+    void store_part(const Sums& sums, int part) const {
+        const int t = part / sums.num_blocks, block = part % sums.num_blocks;
+        store_block(sums.row + block * tiles_.block_rows(), sums.tile + t, sums.products + part * kProductFloats);
     }
 
     // Products of a block: [16 columns][block_rows].
     void store_block(int64_t row, int64_t tile, const float* products) const {
-        const int64_t left = call_.row_end - row, count = left < block_rows_ ? left : block_rows_;
-        if (block_rows_ == 1) return store_outputs(call_, row, tile, f_load(products));
-        if (count > 4 && block_rows_ == 16) {
+        const int block_rows = tiles_.block_rows();
+        const int64_t left = call_.row_end - row, count = left < block_rows ? left : block_rows;
+        if (block_rows == 1) return store_outputs(call_, row, tile, f_load(products));
+        if (count > 4 && block_rows == 16) {
             F rows[16];
             transpose(products, rows);
             for (int64_t j = 0; j < count; ++j) store_outputs(call_, row + j, tile, rows[j]);
             return;
         }
         const I lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-        const I places = _mm512_mullo_epi32(lanes, i_set(block_rows_));
+        const I places = _mm512_mullo_epi32(lanes, i_set(block_rows));
         for (int64_t j = 0; j < count; ++j) {
             store_outputs(call_, row + j, tile, _mm512_i32gather_ps(places, products + j, sizeof(float)));
         }
     }
 
     const LinearCall& call_;
-    const TileLayout layout_;
-    const int64_t groups_;
-    const int block_rows_;
-    float* const products_;    // [kSumsAtOnce][kProductFloats]
-    uint16_t* const weights_;  // [kTilesDecoded][groups or kGroupsAtOnce][kTileWords]
+    RoundedTiles<Fmt> tiles_;
+    Sums last_;  // of many rows, not yet stored
 };
 
 }  // namespace

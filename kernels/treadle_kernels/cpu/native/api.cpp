@@ -114,7 +114,7 @@ int treadle_linear_forward(treadle_pool* pool, const treadle_linear* weights, co
         if (format_info(weights->format)->is_quantized) {
             buffer.reserve(static_cast<treadle_activations>(activations), num_terms, m, k);
             pool->run_ranges(m, kRowBlock, [&](int64_t begin, int64_t end, int) {
-                if (buffer.is_rounded()) return buffer.round_rows(x, begin, end, m, k);
+                if (buffer.is_rounded()) return buffer.round_rows(x + begin * k, begin, end, m, k);
                 for (int64_t row = begin; row < end; ++row) {
                     if (is_split) {
                         buffer.split_row(x + row * k, row, k);

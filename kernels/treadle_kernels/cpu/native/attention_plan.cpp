@@ -91,12 +91,19 @@ void AttentionPlan::make(const treadle_rows& rows, const treadle_kv& kv, const A
     const int partitions_per_item = num_threads > 1 && whole_items < wanted ? 2 : INT_MAX;
     for (int row = 0; row < rows.num_rows; ++row) add_items(rows, kv, row, partitions_per_item);
     // The longest first, so that the threads finish together.
-    std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) {
+    shares_ = RowShares(rows.num_tokens, num_threads);
+    std::stable_sort(items_.begin(), items_.end(), [this](const Item& a, const Item& b) {
+        const int owner_a = shares_.owner(a.first_token), owner_b = shares_.owner(b.first_token);
+        if (owner_a != owner_b) return owner_a < owner_b;
         const auto cost = [](const Item& item) {
             return int64_t{item.num_queries} * (item.partition_end - item.partition_begin);
         };
         return cost(a) > cost(b);
     });
+    first_item_.assign(num_threads + 1, static_cast<int64_t>(items_.size()));
+    for (int64_t i = static_cast<int64_t>(items_.size()); i-- > 0;) {
+        for (int owner = shares_.owner(items_[i].first_token); owner >= 0 && first_item_[owner] > i; --owner) first_item_[owner] = i;
+    }
     partials_.reserve(num_partial_floats_);
 }
 
@@ -165,11 +172,17 @@ AttentionCall AttentionPlan::call_for(const Item& item, const treadle_kv& kv, in
 
 void AttentionPlan::run(ThreadPool& pool, const treadle_kv& kv, int64_t layer, const float* qkv, float* out) const {
     const Kernels& table = kernels();
-    pool.run(static_cast<int64_t>(items_.size()), [&](int64_t chunk, int thread) {
+    const auto run_item = [&](int64_t chunk, int thread) {
         AttentionCall call = call_for(items_[chunk], kv, layer, qkv, out, thread);
         if (call.partials != nullptr) call.out = nullptr;
         table.attend(call);
-    });
+    };
+    if (shares_.are_owned()) {
+        pool.run_owned([&](int owner) { return first_item_[owner + 1] - first_item_[owner]; },
+                       [&](int owner, int64_t chunk, int thread) { run_item(first_item_[owner] + chunk, thread); });
+    } else {
+        pool.run(static_cast<int64_t>(items_.size()), run_item);
+    }
     pool.run(static_cast<int64_t>(merges_.size()), [&](int64_t chunk, int thread) {
         const Merge& merge = merges_[chunk];
         table.merge_partials(call_for(merge.item, kv, layer, qkv, out, thread), merge.num_partitions);

@@ -11,7 +11,7 @@
 #include "rows.inl"
 #include "linear.inl"
 #include "linear_split.inl"
-#include "amx_rounded.inl"
+#include "amx_gated.inl"
 #include "amx_split.inl"
 #include "attention_amx.inl"
 
@@ -31,6 +31,10 @@ void linear_with_tiles(const LinearCall& call) {
         if (rows > 4) return SplitProduct<decltype(format), 8>(call).run();
         SplitProduct<decltype(format), 4>(call).run();
     });
+}
+
+void gate_with_tiles(const GatedCall& call) {
+    with_format(call.gate->format, [&](auto format) { GatedProduct<decltype(format)>(call).run(); });
 }
 
 // Linux hands out the tile registers on request only (Documentation/arch/x86/xstate.rst).
@@ -53,6 +57,7 @@ const treadle::Kernels* treadle::amx_kernels() {
         kernels = *avx512_kernels();
         kernels.name = "amx";
         kernels.linear = linear_with_tiles;
+        kernels.gate = gate_with_tiles;
         kernels.attend = attend_with_tiles;
         return &kernels;
     }();

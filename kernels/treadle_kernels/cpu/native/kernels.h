@@ -78,6 +78,19 @@ struct LinearCall {
     uint8_t* scratch;  // linear_scratch_bytes of this thread, 64-byte aligned
 };
 
+// Rows and tiles of two products with rounded activations, of whose results SwiGLU makes the activations that follow.
+struct GatedCall {
+    const treadle_linear* gate;  // of one format and shape with `up`, quantised, without biases
+    const treadle_linear* up;
+    const Activations* x;
+    uint16_t* out;  // rounded, as x->rounded: [row blocks][n / 32][16 pairs of inputs][block_rows][2]
+    int64_t tile_begin;
+    int64_t tile_end;
+    int64_t row_begin;
+    int64_t row_end;
+    uint8_t* scratch;
+};
+
 constexpr int kPartition = 128;        // positions whose softmax is taken together: [128 j, 128 (j + 1))
 constexpr int kMaxAttentionRows = 96;  // queries times heads of a group taken together, or the group if it is larger
 
@@ -144,6 +157,8 @@ struct Kernels {
     void (*rotate_head)(float* head, const float* cos, const float* sin, int64_t half);
     void (*write_kv)(const KvWriteCall& call);
     void (*linear)(const LinearCall& call);
+    // Bits as of `linear` twice, swiglu_row and round_rows; null: that is how it is done.
+    void (*gate)(const GatedCall& call);
     void (*attend)(const AttentionCall& call);
     // Folds `num_partitions` partial results in order and writes the outputs of `rows` = num_queries * group_size rows.
     void (*merge_partials)(const AttentionCall& call, int32_t num_partitions);
@@ -156,7 +171,7 @@ struct Kernels {
 constexpr int64_t kMaxLinearRows = 512;  // of a call
 
 // What a thread's part of a product needs, whatever the kernel. Two terms: codes and products on their way, and sums of
-// the rows of a call for two column tiles; or two rows of terms. Rounded: weights of eight column tiles, and one set of
+// the rows of a call for two column tiles; or two rows of terms. Rounded: weights of eight column tiles, and two sets of
 // products; or one group of them as float32, and sums of the rows of a call.
 constexpr int64_t linear_scratch_bytes(int64_t k) {
     const int64_t of_sums = 24 * 1024 + kMaxLinearRows * 2 * kColumns * int64_t{sizeof(float)};

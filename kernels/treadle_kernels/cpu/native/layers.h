@@ -23,10 +23,12 @@ class ActivationBuffer {
     bool is_rounded() const { return format_ == TREADLE_ACTIVATIONS_BF16 && num_terms_ == 1; }
     // Writes a row as two terms.
     void split_row(const float* values, int64_t row, int64_t k) const;
-    // Rounds rows [begin, end) of so many; begin is the first of a block.
+    // Rounds rows [begin, end) of so many, `values` being those of the first, which is the first of a block.
     void round_rows(const float* values, int64_t begin, int64_t end, int64_t rows, int64_t k) const;
     // The matrix for linear layers; `values` are its numbers, for floating formats.
     Activations view(const float* values, int64_t rows) const;
+    // Where rounded rows go.
+    uint16_t* rounded() const { return terms_.data(); }
     int64_t num_bytes() const;
 
  private:
@@ -43,7 +45,10 @@ class ActivationBuffer {
 class ThreadScratch {
  public:
     void reserve(int num_threads, int64_t bytes_per_thread);
-    uint8_t* of(int thread) const { return memory_.data() + thread * stride_; }
+    template <class T = uint8_t>
+    T* of(int thread) const {
+        return reinterpret_cast<T*>(memory_.data() + thread * stride_);
+    }
     int64_t num_bytes() const { return memory_.num_bytes(); }
 
  private:
@@ -61,6 +66,12 @@ struct LinearJob {
 
 void run_linear(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,
                 const LinearJob* jobs, int num_jobs);
+
+// Whether SwiGLU of two layers can be computed on their way out, for activations of this kind.
+bool can_gate(const treadle_linear& gate, const treadle_linear& up, const ActivationBuffer& activations);
+// Rounds SwiGLU of two layers to `out`, which is another buffer than that of x.
+void run_gated(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,
+               const treadle_linear& gate, const treadle_linear& up, const ActivationBuffer& out);
 
 int64_t kv_block_bytes(const treadle_kv& kv);
 // Memory of one key head's numbers in one layer.
@@ -111,7 +122,9 @@ class AttentionPlan {
 
     AttentionShape shape_{};
     treadle_rows rows_{};
-    std::vector<Item> items_;
+    RowShares shares_{0, 1};
+    std::vector<Item> items_;          // by owner
+    std::vector<int64_t> first_item_;  // of each owner, and the end
     std::vector<Merge> merges_;
     int64_t num_partial_floats_ = 0;
     ThreadScratch scratch_;

@@ -12,13 +12,6 @@ constexpr int64_t kRowsPerChunk = kMaxLinearRows;
 // About a microsecond of reading weights, far above the cost of claiming a chunk.
 constexpr int64_t kBytesPerChunk = 32 * 1024;
 
-int64_t tiles_per_chunk(const treadle_linear& weights, int64_t rows) {
-    const int64_t tile_bytes = tile_layout(*format_info(weights.format), weights.k).tile_bytes;
-    // With many rows the arithmetic takes over: the same time is reached with fewer tiles.
-    const int64_t wanted = kBytesPerChunk / (tile_bytes * std::max<int64_t>(rows / 8, 1));
-    return std::max<int64_t>(wanted / 2 * 2, 2);  // pairs of tiles share loads of activations
-}
-
 }  // namespace
 
 void ActivationBuffer::reserve(treadle_activations format, int num_terms, int64_t max_rows, int64_t max_k) {
@@ -53,7 +46,7 @@ void ActivationBuffer::round_rows(const float* values, int64_t begin, int64_t en
     for (int64_t row = begin; row < end; row += block_rows) {
         const int count = static_cast<int>(std::min<int64_t>(end - row, block_rows));
         uint16_t* out = terms_.data() + rounded_row_offset(row, k, block_rows);
-        kernels().round_rows(values + row * k, k, count, k, block_rows, out);
+        kernels().round_rows(values + (row - begin) * k, k, count, k, block_rows, out);
     }
 }
 
@@ -82,37 +75,140 @@ void ThreadScratch::reserve(int num_threads, int64_t bytes_per_thread) {
     memory_.reserve(num_threads * stride_);
 }
 
+namespace {
+
+// Some rows and column tiles of one of several matrices.
+struct Chunk {
+    int matrix;
+    int64_t tile_begin;
+    int64_t tile_end;
+    int64_t row_begin;
+    int64_t row_end;
+};
+
+// The chunks of some products with the same rows. Where rows are many, each thread has its own; else each has its own
+// column tiles, so that it asks in time for the weights that it needs next.
+class Chunks {
+ public:
+    Chunks(int num_threads, int64_t rows) : shares_(rows, num_threads), num_threads_(num_threads), rows_(rows) {
+        rows_together_ = shares_.are_owned() ? shares_.count(0) : rows;
+        row_blocks_ = (rows_together_ + kRowsPerChunk - 1) / kRowsPerChunk;
+    }
+
+    // A matrix of so many column tiles, each of so many bytes.
+    void add(int64_t tiles, int64_t tile_bytes) {
+        // With many rows the arithmetic takes over: the same time is reached with fewer tiles.
+        const int64_t wanted = kBytesPerChunk / (tile_bytes * std::max<int64_t>(rows_together_ / 8, 1));
+        Matrix& matrix = matrices_[num_matrices_++];
+        matrix.tiles = tiles;
+        matrix.tiles_per_chunk = std::max<int64_t>(wanted / 2 * 2, 2);  // pairs of tiles share loads of activations
+        matrix.ranges = (tiles + matrix.tiles_per_chunk - 1) / matrix.tiles_per_chunk;
+    }
+
+    int64_t count(int owner) const {
+        int64_t count = 0;
+        for (int i = 0; i < num_matrices_; ++i) count += num_ranges(i, owner) * row_blocks_;
+        return count;
+    }
+
+    // An owner's index-th: matrix after matrix, column range after column range, block of rows after block of rows.
+    Chunk at(int owner, int64_t index) const {
+        int i = 0;
+        for (; index >= num_ranges(i, owner) * row_blocks_; ++i) index -= num_ranges(i, owner) * row_blocks_;
+        const Matrix& matrix = matrices_[i];
+        const int64_t range = (shares_.are_owned() ? 0 : first_range(i, owner)) + index / row_blocks_;
+        const int64_t first_row = shares_.are_owned() ? shares_.begin(owner) : 0;
+        const int64_t end_row = shares_.are_owned() ? shares_.end(owner) : rows_;
+        const int64_t row = first_row + index % row_blocks_ * kRowsPerChunk;
+        return {i, range * matrix.tiles_per_chunk, std::min((range + 1) * matrix.tiles_per_chunk, matrix.tiles), row,
+                std::min(row + kRowsPerChunk, end_row)};
+    }
+
+    // body(chunk, thread) for all of them.
+    template <class Body>
+    void run(ThreadPool& pool, const Body& body) const {
+        pool.run_owned([this](int owner) { return count(owner); },
+                       [&](int owner, int64_t index, int thread) {
+                           const Chunk chunk = at(owner, index);
+                           if (chunk.row_begin < chunk.row_end) body(chunk, thread);
+                       });
+    }
+
+ private:
+    static constexpr int kMaxMatrices = 4;
+    struct Matrix {
+        int64_t tiles;
+        int64_t tiles_per_chunk;
+        int64_t ranges;
+    };
+
+    int64_t first_range(int matrix, int owner) const { return matrices_[matrix].ranges * owner / num_threads_; }
+    int64_t num_ranges(int matrix, int owner) const {
+        if (shares_.are_owned()) return matrices_[matrix].ranges;
+        return first_range(matrix, owner + 1) - first_range(matrix, owner);
+    }
+
+    RowShares shares_;
+    int num_threads_;
+    int64_t rows_;
+    int64_t rows_together_;
+    int64_t row_blocks_;
+    Matrix matrices_[kMaxMatrices] = {};
+    int num_matrices_ = 0;
+};
+
+int64_t tile_bytes(const treadle_linear& weights) {
+    return tile_layout(*format_info(weights.format), weights.k).tile_bytes;
+}
+
+}  // namespace
+
 void run_linear(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,
                 const LinearJob* jobs, int num_jobs) {
     if (rows == 0) return;
-    // Chunks of all jobs in one loop: job after job, column range after column range, block of rows after block of
-    // rows.
-    constexpr int kMaxJobs = 4;
-    int64_t first_chunk[kMaxJobs + 1] = {0}, tiles[kMaxJobs];
-    const int64_t row_blocks = (rows + kRowsPerChunk - 1) / kRowsPerChunk;
-    for (int i = 0; i < num_jobs; ++i) {
-        tiles[i] = tiles_per_chunk(*jobs[i].weights, rows);
-        const int64_t ranges = (num_tiles(jobs[i].weights->n) + tiles[i] - 1) / tiles[i];
-        first_chunk[i + 1] = first_chunk[i] + ranges * row_blocks;
-    }
+    Chunks chunks(pool.num_threads(), rows);
+    for (int i = 0; i < num_jobs; ++i) chunks.add(num_tiles(jobs[i].weights->n), tile_bytes(*jobs[i].weights));
     const Kernels& table = kernels();
-    pool.run(first_chunk[num_jobs], [&](int64_t chunk, int thread) {
-        int i = 0;
-        while (chunk >= first_chunk[i + 1]) ++i;
-        const LinearJob& job = jobs[i];
-        const int64_t range = (chunk - first_chunk[i]) / row_blocks, block = (chunk - first_chunk[i]) % row_blocks;
+    chunks.run(pool, [&](const Chunk& chunk, int thread) {
+        const LinearJob& job = jobs[chunk.matrix];
         LinearCall call{};
         call.weights = job.weights;
         call.x = &x;
         call.y = job.y;
         call.y_stride = job.y_stride;
-        call.tile_begin = range * tiles[i];
-        call.tile_end = std::min(call.tile_begin + tiles[i], num_tiles(job.weights->n));
-        call.row_begin = block * kRowsPerChunk;
-        call.row_end = std::min(call.row_begin + kRowsPerChunk, rows);
+        call.tile_begin = chunk.tile_begin;
+        call.tile_end = chunk.tile_end;
+        call.row_begin = chunk.row_begin;
+        call.row_end = chunk.row_end;
         call.is_added = job.is_added;
         call.scratch = scratch.of(thread);
         table.linear(call);
+    });
+}
+
+bool can_gate(const treadle_linear& gate, const treadle_linear& up, const ActivationBuffer& activations) {
+    return kernels().gate != nullptr && activations.is_rounded() && format_info(gate.format)->is_quantized &&
+           gate.format == up.format && gate.n % kGroup == 0 && gate.bias == nullptr && up.bias == nullptr;
+}
+
+void run_gated(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,
+               const treadle_linear& gate, const treadle_linear& up, const ActivationBuffer& out) {
+    if (rows == 0) return;
+    Chunks chunks(pool.num_threads(), rows);
+    chunks.add(num_tiles(gate.n), 2 * tile_bytes(gate));
+    const Kernels& table = kernels();
+    chunks.run(pool, [&](const Chunk& chunk, int thread) {
+        GatedCall call{};
+        call.gate = &gate;
+        call.up = &up;
+        call.x = &x;
+        call.out = out.rounded();
+        call.tile_begin = chunk.tile_begin;
+        call.tile_end = chunk.tile_end;
+        call.row_begin = chunk.row_begin;
+        call.row_end = chunk.row_end;
+        call.scratch = scratch.of(thread);
+        table.gate(call);
     });
 }
 

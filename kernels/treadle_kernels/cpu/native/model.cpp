@@ -31,7 +31,8 @@ Model::Model(const treadle_model_desc& desc, ThreadPool& pool)
     qkv_width_ = query_width_ + 2 * int64_t{desc.num_kv_heads} * desc.head_dim;
     const int64_t tokens = desc.max_num_tokens;
     widest_ = std::max<int64_t>({desc.hidden_size, desc.intermediate_size, query_width_});
-    const int64_t rows = std::max<int64_t>(tokens, desc.max_num_sampled), terms = desc.activation_terms;
+    const int64_t rows = std::max<int64_t>(tokens, desc.max_num_sampled);
+    const int terms = desc.activation_terms;
     const int64_t copies = is_doubled() ? 2 : 1;
     hidden_.reset(copies * tokens * desc.hidden_size);
     normed_.reset(rows * desc.hidden_size);
@@ -43,15 +44,18 @@ Model::Model(const treadle_model_desc& desc, ThreadPool& pool)
     logits_.reset(copies * int64_t{desc.max_num_sampled} * desc.vocab_size);
     if (is_doubled()) residuals_.reset(pool.num_threads() * widest_);
     const auto format = static_cast<treadle_activations>(desc.activations);
-    activations_.reserve(format, static_cast<int>(terms), copies * rows, widest_);
+    activations_.reserve(format, terms, copies * rows, widest_);
+    if (activations_.is_rounded()) gated_activations_.reserve(format, terms, tokens, desc.intermediate_size);
     scratch_.reserve(pool.num_threads(), linear_scratch_bytes(widest_));
+    normed_rows_.reserve(pool.num_threads(), kRowBlock * desc.hidden_size * int64_t{sizeof(float)});
     attention_.reserve(pool.num_threads(), desc.num_heads, desc.num_kv_heads, desc.head_dim);
     row_of_token_.resize(tokens);
     position_of_token_.resize(tokens);
 }
 
 uint64_t Model::scratch_bytes() const {
-    int64_t total = activations_.num_bytes() + scratch_.num_bytes() + attention_.num_bytes();
+    int64_t total = activations_.num_bytes() + gated_activations_.num_bytes() + scratch_.num_bytes() +
+                    attention_.num_bytes() + normed_rows_.num_bytes();
     for (const Buffer<float>* buffer :
          {&hidden_, &normed_, &qkv_, &attended_, &gated_, &up_, &selected_, &logits_, &weights_, &residuals_}) {
         total += buffer->num_bytes();
@@ -88,7 +92,7 @@ void Model::step(const treadle_kv& kv, const treadle_rows& rows, const int32_t* 
 }
 
 void Model::embed(const int32_t* token_ids, int64_t num_tokens) {
-    pool_.run_ranges(num_tokens, kRowsPerChunk, [&](int64_t begin, int64_t end, int) {
+    pool_.run_rows(num_tokens, kRowsPerChunk, [&](int64_t begin, int64_t end, int) {
         for (int64_t token = begin; token < end; ++token) {
             unpack_row(desc_.embedding, token_ids[token], hidden_.data() + token * desc_.hidden_size);
         }
@@ -99,23 +103,29 @@ int64_t Model::rows_per_chunk(int64_t rows) const {
     return activations_.is_rounded() && rows > kRowsPerChunk ? kRowBlock : kRowsPerChunk;
 }
 
-void Model::prepare(const float* source, int64_t rows, int64_t k, const float* norm_weight, bool needs_codes) {
+Model::Needs::Needs(std::initializer_list<const treadle_linear*> layers) {
+    for (const treadle_linear* layer : layers) (takes_codes(*layer) ? codes : numbers) = true;
+}
+
+void Model::prepare(const float* source, int64_t rows, int64_t k, const float* norm_weight, Needs needs) {
     const Kernels& table = kernels();
-    pool_.run_ranges(rows, rows_per_chunk(rows), [&](int64_t begin, int64_t end, int thread) {
-        const float* values = source;
+    pool_.run_rows(rows, rows_per_chunk(rows), [&](int64_t begin, int64_t end, int thread) {
+        const float* values = source + begin * k;
         if (norm_weight != nullptr) {
-            values = normed_.data();
+            // Numbers that nobody reads again stay in the cache.
+            float* normed = needs.numbers ? normed_.data() + begin * k : normed_rows_.of<float>(thread);
             for (int64_t row = begin; row < end; ++row) {
-                table.rms_norm_row(source + row * k, norm_weight, k, desc_.rms_norm_eps, normed_.data() + row * k);
+                table.rms_norm_row(source + row * k, norm_weight, k, desc_.rms_norm_eps, normed + (row - begin) * k);
             }
+            values = normed;
         }
-        if (needs_codes) quantize(values, begin, end, rows, k, thread);
+        if (needs.codes) quantize(values, begin, end, rows, k, thread);
     });
 }
 
 void Model::quantize(const float* values, int64_t begin, int64_t end, int64_t rows, int64_t k, int thread) {
     if (activations_.is_rounded()) return activations_.round_rows(values, begin, end, rows, k);
-    for (int64_t row = begin; row < end; ++row) quantize_row(values + row * k, row, rows, k, thread);
+    for (int64_t row = begin; row < end; ++row) quantize_row(values + (row - begin) * k, row, rows, k, thread);
 }
 
 void Model::quantize_row(const float* values, int64_t row, int64_t rows, int64_t k, int thread) {
@@ -178,8 +188,7 @@ void Model::run_layer(const treadle_kv& kv, int64_t index, int64_t num_tokens) {
     const int64_t hidden_size = desc_.hidden_size, kv_width = int64_t{desc_.num_kv_heads} * desc_.head_dim;
     float* hidden = hidden_.data();
 
-    const bool needs_codes = takes_codes(layer.query) || takes_codes(layer.key) || takes_codes(layer.value);
-    prepare(hidden, num_tokens, hidden_size, layer.attention_norm, needs_codes);
+    prepare(hidden, num_tokens, hidden_size, layer.attention_norm, {&layer.query, &layer.key, &layer.value});
     lap(kNorm);
     float* qkv = qkv_.data();
     const LinearJob projections[] = {{&layer.query, qkv, qkv_width_, false},
@@ -191,7 +200,7 @@ void Model::run_layer(const treadle_kv& kv, int64_t index, int64_t num_tokens) {
     lap(kRotate);
     attention_.run(pool_, kv, index, qkv, attended_.data());
     lap(kAttention);
-    prepare(attended_.data(), num_tokens, query_width_, nullptr, takes_codes(layer.output));
+    prepare(attended_.data(), num_tokens, query_width_, nullptr, {&layer.output});
     const LinearJob output{&layer.output, hidden, hidden_size, true};
     multiply(attended_.data(), num_tokens, &output, 1);
     lap(kOutput);
@@ -202,7 +211,7 @@ void Model::rotate_and_store(const treadle_kv& kv, int64_t layer, int64_t num_to
     const Kernels& table = kernels();
     const treadle_layer& weights = layers_[layer];
     const int64_t head_dim = desc_.head_dim, half = head_dim / 2;
-    pool_.run_ranges(num_tokens, kRowsPerChunk, [&](int64_t begin, int64_t end, int) {
+    pool_.run_rows(num_tokens, kRowsPerChunk, [&](int64_t begin, int64_t end, int) {
         for (int64_t token = begin; token < end; ++token) {
             float* heads = qkv_.data() + token * qkv_width_;
             const int64_t position = position_of_token_[token];
@@ -223,21 +232,29 @@ void Model::rotate_and_store(const treadle_kv& kv, int64_t layer, int64_t num_to
 void Model::run_mlp(const treadle_layer& layer, int64_t num_tokens) {
     const int64_t hidden_size = desc_.hidden_size, width = desc_.intermediate_size;
     float* hidden = hidden_.data();
-    prepare(hidden, num_tokens, hidden_size, layer.mlp_norm, takes_codes(layer.gate) || takes_codes(layer.up));
+    prepare(hidden, num_tokens, hidden_size, layer.mlp_norm, {&layer.gate, &layer.up});
     lap(kNorm);
+    const LinearJob down{&layer.down, hidden, hidden_size, true};
+    if (can_gate(layer.gate, layer.up, activations_) && takes_codes(layer.down)) {
+        const Activations x = activations_.view(nullptr, num_tokens);
+        run_gated(pool_, scratch_, x, num_tokens, layer.gate, layer.up, gated_activations_);
+        lap(kGateUp);
+        run_linear(pool_, scratch_, gated_activations_.view(nullptr, num_tokens), num_tokens, &down, 1);
+        lap(kDown);
+        return;
+    }
     const LinearJob jobs[] = {{&layer.gate, gated_.data(), width, false}, {&layer.up, up_.data(), width, false}};
     multiply(normed_.data(), num_tokens, jobs, 2);
     lap(kGateUp);
     const Kernels& table = kernels();
-    pool_.run_ranges(num_tokens, rows_per_chunk(num_tokens), [&](int64_t begin, int64_t end, int thread) {
+    pool_.run_rows(num_tokens, rows_per_chunk(num_tokens), [&](int64_t begin, int64_t end, int thread) {
         for (int64_t token = begin; token < end; ++token) {
             float* gate = gated_.data() + token * width;
             table.swiglu_row(gate, up_.data() + token * width, width, gate);
         }
-        if (takes_codes(layer.down)) quantize(gated_.data(), begin, end, num_tokens, width, thread);
+        if (takes_codes(layer.down)) quantize(gated_.data() + begin * width, begin, end, num_tokens, width, thread);
     });
     lap(kNorm);
-    const LinearJob down{&layer.down, hidden, hidden_size, true};
     multiply(gated_.data(), num_tokens, &down, 1);
     lap(kDown);
 }
@@ -249,7 +266,7 @@ void Model::run_head(const treadle_sampling* sampling, int32_t num_sampled, int3
         std::memcpy(selected_.data() + i * hidden_size, hidden_.data() + sampling[i].token_index * hidden_size,
                     hidden_size * sizeof(float));
     }
-    prepare(selected_.data(), num_sampled, hidden_size, desc_.final_norm, takes_codes(desc_.head));
+    prepare(selected_.data(), num_sampled, hidden_size, desc_.final_norm, {&desc_.head});
     float* scores = logits_.data();
     const LinearJob head{&desc_.head, scores, desc_.vocab_size, false};
     multiply(normed_.data(), num_sampled, &head, 1);

@@ -40,13 +40,20 @@ class Model {
     void run_mlp(const treadle_layer& layer, int64_t num_tokens);
     // Chooses tokens from the hidden state of the sampled ones.
     void run_head(const treadle_sampling* sampling, int32_t num_sampled, int32_t* sampled, float* logits);
-    // Fills activations_ from rows of `source`, normalised if there is a weight, for layers that take codes or numbers.
-    void prepare(const float* source, int64_t rows, int64_t k, const float* norm_weight, bool needs_codes);
+    // What the layers that share some activations take: codes, or terms; numbers.
+    struct Needs {
+        bool codes = false;
+        bool numbers = false;
+
+        Needs(std::initializer_list<const treadle_linear*> layers);
+    };
+    // Fills activations_ from rows of `source`, normalised if there is a weight; normalised numbers go to normed_.
+    void prepare(const float* source, int64_t rows, int64_t k, const float* norm_weight, Needs needs);
     // Whether the second term of a row is a row of its own: so it is for int8 codes, which have their own scales.
     bool is_doubled() const {
         return desc_.activations == TREADLE_ACTIVATIONS_INT8 && desc_.activation_terms == 2;
     }
-    // Quantises rows [begin, end) of `rows`, the first being that of a block.
+    // Quantises rows [begin, end) of `rows`, `values` being those of the first, which is the first of a block.
     void quantize(const float* values, int64_t begin, int64_t end, int64_t rows, int64_t k, int thread);
     // One row: its terms, or its codes and the codes of what those miss into row `rows + row`.
     void quantize_row(const float* values, int64_t row, int64_t rows, int64_t k, int thread);
@@ -75,7 +82,9 @@ class Model {
     Buffer<float> weights_;
     Buffer<float> residuals_;  // one row a thread
     ActivationBuffer activations_;
+    ActivationBuffer gated_activations_;  // of the layers after SwiGLU, where it is computed on the way out of the ones before
     ThreadScratch scratch_;
+    ThreadScratch normed_rows_;  // of a chunk
     AttentionPlan attention_;
     // Of each token in the step: its row, and its position in the request.
     std::vector<int32_t> row_of_token_;

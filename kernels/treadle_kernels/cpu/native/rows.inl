@@ -77,17 +77,16 @@ void split_row(const float* x, int64_t k, uint16_t* out) {
     }
 }
 
-// The nearest bfloat16, 0 for numbers whose products with weights might become denormal.
-inline F f_round_if_not_tiny(F x) {
-    return f_round_bf16(f_zero_below(x, f_max(x, f_sub(f_set(0.0f), x)), 0x1p-70f));
-}
+// 0 for numbers whose products with rounded weights might become denormal.
+inline F f_roundable(F x) { return f_zero_below(x, f_max(x, f_sub(f_set(0.0f), x)), 0x1p-70f); }
 
 void round_rows(const float* x, int64_t stride, int rows, int64_t k, int block_rows, uint16_t* out) {
     for (int64_t g = 0; g < k / 32; ++g, x += 32, out += 32 * block_rows) {
         alignas(64) uint32_t pairs[16][16] = {};
         for (int row = 0; row < rows; ++row) {
             const float* values = x + row * stride;
-            const F low = f_round_if_not_tiny(f_load(values)), high = f_round_if_not_tiny(f_load(values + 16));
+            const F low = f_round_bf16(f_roundable(f_load(values)));
+            const F high = f_round_bf16(f_roundable(f_load(values + 16)));
             store_pairs(low, high, pairs[row]);
         }
         transpose_words(pairs[0], block_rows, reinterpret_cast<uint32_t*>(out));

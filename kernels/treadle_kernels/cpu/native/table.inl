@@ -19,8 +19,8 @@ void linear(const LinearCall& call) {
 }
 
 constexpr treadle::Kernels make_kernels(const char* name) {
-    return {name,     quantize_row, split_row, round_rows,     rms_norm_row, swiglu_row,     rotate_head,
-            write_kv, linear,       attend,    merge_partials, argmax,       softmax_weights};
+    return {name,   quantize_row, split_row, round_rows,     rms_norm_row, swiglu_row,     rotate_head, write_kv,
+            linear, nullptr,      attend,    merge_partials, argmax,       softmax_weights};
 }
 
 }  // namespace

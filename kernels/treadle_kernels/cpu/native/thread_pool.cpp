@@ -81,7 +81,7 @@ bool spin(int64_t limit_ns, const IsDone& is_done) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads, int spin_us) : spin_ns_(int64_t{spin_us} * 1000) {
+ThreadPool::ThreadPool(int num_threads, int spin_us) : next_owned_(num_threads), spin_ns_(int64_t{spin_us} * 1000) {
     threads_.reserve(num_threads - 1);
     for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this, thread] { work(thread); });
 }

@@ -12,6 +12,31 @@
 
 namespace treadle {
 
+// Which rows of a step each thread works on in every loop, so that it finds them in its cache. Where they are few, they
+// are nobody's: a weight is decoded once for all rows of a chunk, and would be decoded by each thread.
+class RowShares {
+ public:
+    static constexpr int64_t kLeast = 128;  // rows of a share
+    static constexpr int64_t kGrain = 32;   // shares are multiples of it
+
+    RowShares(int64_t rows, int num_threads) : rows_(rows) {
+        if (num_threads > 1 && rows >= kLeast * num_threads) {
+            share_ = (rows + num_threads * kGrain - 1) / (num_threads * kGrain) * kGrain;
+        }
+    }
+    bool are_owned() const { return share_ > 0; }
+    int owner(int64_t row) const { return are_owned() ? static_cast<int>(row / share_) : 0; }
+    int64_t begin(int owner) const { return smaller(owner * share_); }
+    int64_t end(int owner) const { return smaller((owner + 1) * share_); }
+    int64_t count(int owner) const { return end(owner) - begin(owner); }
+
+ private:
+    int64_t smaller(int64_t row) const { return row < rows_ ? row : rows_; }
+
+    int64_t rows_;
+    int64_t share_ = 0;
+};
+
 class ThreadPool {
  public:
     // Runs one chunk; thread is below num_threads().
@@ -47,6 +72,37 @@ class ThreadPool {
         });
     }
 
+    // Calls body(owner, chunk, thread) for `num_chunks(owner)` chunks of each thread's own. A thread takes its own first,
+    // as what they need may be in its cache, then what the others have left.
+    template <class Count, class Body>
+    void run_owned(const Count& num_chunks, const Body& body) {
+        const int num_owners = num_threads();
+        for (Counter& counter : next_owned_) counter.next.store(0, std::memory_order_relaxed);
+        run(num_owners, [&](int64_t, int thread) {
+            for (int i = 0; i < num_owners; ++i) {
+                const int owner = (thread + i) % num_owners;
+                const int64_t end = num_chunks(owner);
+                for (;;) {
+                    const int64_t chunk = next_owned_[owner].next.fetch_add(1, std::memory_order_relaxed);
+                    if (chunk >= end) break;
+                    body(owner, chunk, thread);
+                }
+            }
+        });
+    }
+
+    // Over rows in chunks of `grain`, by owner where they are shared out: body(begin, end, thread).
+    template <class Body>
+    void run_rows(int64_t rows, int64_t grain, const Body& body) {
+        const RowShares shares(rows, num_threads());
+        if (!shares.are_owned()) return run_ranges(rows, grain, body);
+        run_owned([&](int owner) { return (shares.count(owner) + grain - 1) / grain; },
+                  [&](int owner, int64_t chunk, int thread) {
+                      const int64_t begin = shares.begin(owner) + chunk * grain, end = shares.end(owner);
+                      body(begin, begin + grain < end ? begin + grain : end, thread);
+                  });
+    }
+
  private:
     void fork_join(Task task, const void* context, int64_t num_chunks);
     void work(int thread);
@@ -67,6 +123,11 @@ class ThreadPool {
     std::atomic<uint32_t> join_{0};
     std::atomic<bool> is_caller_asleep_{false};
     std::atomic<bool> is_stopping_{false};
+    // A thread's next chunk of its own, each on a cache line.
+    struct alignas(64) Counter {
+        std::atomic<int64_t> next{0};
+    };
+    std::vector<Counter> next_owned_;
     int64_t spin_ns_;
     std::vector<std::thread> threads_;
 };
