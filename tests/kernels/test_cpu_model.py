@@ -139,6 +139,22 @@ def test_bfloat16_terms_keep_their_bits_in_every_batch_and_on_every_instruction_
             np.testing.assert_array_equal(logits, expected)
 
 
+@pytest.mark.parametrize(
+    ("activations", "activation_terms"),
+    [(ActivationFormat.BF16, 1), (ActivationFormat.BF16, 2), (ActivationFormat.INT8, 2)],
+)
+def test_bits_are_the_same_where_each_thread_has_rows_of_its_own(model_file, activations, activation_terms):
+    settings = {"activations": activations, "activation_terms": activation_terms}
+    requests = make_requests(np.random.default_rng(9), (301, 118))
+    one, two, three = (load_native(model_file("mistral", "Q4_1"), ThreadPool(n), **settings) for n in (1, 2, 3))
+    small = [[(0, 200)], [(0, 101), (1, 17)], [(1, 101)]]
+    expected = logits_of(one, make_cache(one, 2), requests, small)
+    for model in (one, two, three):
+        results = logits_of(model, make_cache(model, 2), requests, [[(0, 301), (1, 118)]])
+        for logits, of_request in zip(results, expected, strict=True):
+            np.testing.assert_array_equal(logits, of_request)
+
+
 def test_two_bfloat16_terms_are_closer_to_the_reference_than_one(model_file):
     path = model_file("llama", "Q4_1")
     reference = load_reference(path)

@@ -39,7 +39,7 @@ class TileProducts {
         part_ = 0;
         return num_score_parts(step);
     }
-    void advance_scores() {
+    inline __attribute__((always_inline)) void advance_scores() {
         const int left = scoring_.range.last_run() - run_;
         if (left >= 4) score<4>();
         if (left == 3) score<3>();
@@ -56,7 +56,7 @@ class TileProducts {
         column_ = 0;
         return static_cast<int>((padded_ + 63) / 64) * (step.range.last_run() - summed_run_);
     }
-    void advance_outputs() {
+    inline __attribute__((always_inline)) void advance_outputs() {
         const int64_t left = (padded_ - column_) / 16;
         if (left >= 4) add_run<4>();
         if (left == 3) add_run<3>();
@@ -86,7 +86,7 @@ class TileProducts {
 
     // One term of one group meets kCount runs. Asks for a share of what is read next: their values, the next keys.
     template <int kCount>
-    void score() {
+    inline __attribute__((always_inline)) void score() {
         const Runs<KvBF16>& runs = *scoring_.runs;
         const int run = run_, g = part_ / kTerms;
         if (prefetches_) {
@@ -132,7 +132,7 @@ class TileProducts {
 
     // The terms of a run's weights meet kCount times sixteen dims of its values.
     template <int kCount>
-    void add_run() {
+    inline __attribute__((always_inline)) void add_run() {
         const Runs<KvBF16>& runs = *summing_.runs;
         const int run = summed_run_;
         order_memory();

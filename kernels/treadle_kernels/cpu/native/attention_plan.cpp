@@ -100,11 +100,25 @@ void AttentionPlan::make(const treadle_rows& rows, const treadle_kv& kv, const A
         };
         return cost(a) > cost(b);
     });
-    first_item_.assign(num_threads + 1, static_cast<int64_t>(items_.size()));
-    for (int64_t i = static_cast<int64_t>(items_.size()); i-- > 0;) {
-        for (int owner = shares_.owner(items_[i].first_token); owner >= 0 && first_item_[owner] > i; --owner) first_item_[owner] = i;
-    }
+    make_chunks(num_threads);
     partials_.reserve(num_partial_floats_);
+}
+
+void AttentionPlan::make_chunks(int num_threads) {
+    // Where one token is all that rows have, memory is what they wait for, and a row's key heads lie side by side.
+    const auto follows = [](const Item& item, const Item& last) {
+        return item.row == last.row && item.num_queries == 1 && item.partial < 0 && last.num_queries == 1;
+    };
+    const bool are_joined = rows_.num_rows >= 2 * num_threads;
+    chunks_.clear();
+    first_chunk_.assign(num_threads + 1, 0);
+    for (size_t i = 0; i < items_.size(); ++i) {
+        if (i > 0 && are_joined && follows(items_[i], items_[i - 1])) continue;
+        chunks_.push_back(static_cast<int64_t>(i));
+        ++first_chunk_[shares_.owner(items_[i].first_token) + 1];
+    }
+    for (int owner = 0; owner < num_threads; ++owner) first_chunk_[owner + 1] += first_chunk_[owner];
+    chunks_.push_back(static_cast<int64_t>(items_.size()));
 }
 
 void AttentionPlan::add_items(const treadle_rows& rows, const treadle_kv& kv, int row, int partitions_per_item) {
@@ -172,16 +186,18 @@ AttentionCall AttentionPlan::call_for(const Item& item, const treadle_kv& kv, in
 
 void AttentionPlan::run(ThreadPool& pool, const treadle_kv& kv, int64_t layer, const float* qkv, float* out) const {
     const Kernels& table = kernels();
-    const auto run_item = [&](int64_t chunk, int thread) {
-        AttentionCall call = call_for(items_[chunk], kv, layer, qkv, out, thread);
-        if (call.partials != nullptr) call.out = nullptr;
-        table.attend(call);
+    const auto run_chunk = [&](int64_t chunk, int thread) {
+        for (int64_t i = chunks_[chunk]; i < chunks_[chunk + 1]; ++i) {
+            AttentionCall call = call_for(items_[i], kv, layer, qkv, out, thread);
+            if (call.partials != nullptr) call.out = nullptr;
+            table.attend(call);
+        }
     };
     if (shares_.are_owned()) {
-        pool.run_owned([&](int owner) { return first_item_[owner + 1] - first_item_[owner]; },
-                       [&](int owner, int64_t chunk, int thread) { run_item(first_item_[owner] + chunk, thread); });
+        pool.run_owned([this](int owner) { return first_chunk_[owner + 1] - first_chunk_[owner]; },
+                       [&](int owner, int64_t index, int thread) { run_chunk(first_chunk_[owner] + index, thread); });
     } else {
-        pool.run(static_cast<int64_t>(items_.size()), run_item);
+        pool.run(first_chunk_.back(), run_chunk);
     }
     pool.run(static_cast<int64_t>(merges_.size()), [&](int64_t chunk, int thread) {
         const Merge& merge = merges_[chunk];

@@ -147,10 +147,24 @@ class TermAttention {
 
     int position_of(int row) const { return call_.first_position + row / call_.group_size; }
 
+    // Of a row that sees the whole partition.
+    static float largest_score(const float* scores) {
+        F largest[2] = {f_set(-__builtin_inff()), f_set(-__builtin_inff())};
+#pragma GCC unroll 8
+        for (int run = 0; run < kRuns; ++run) {
+            largest[run % 2] = f_max(f_load(scores + run * kRunScores), largest[run % 2]);
+        }
+        return f_max_lane(f_max(largest[0], largest[1]));
+    }
+
     // Of each row; what a row does not see becomes -infinity.
     void find_maxima(const TermStep& step) const {
         for (int row = 0; row < step.rows; ++row) {
             const Range of_row = seen(call_, position_of(step.first_row + row), step.partition);
+            if (of_row.begin == 0 && of_row.end == kPartition) {
+                step.maxima[row] = largest_score(step.scores + row * 16);
+                continue;
+            }
             F largest = f_set(-__builtin_inff());
             for (int run = step.range.first_run(); run < step.range.last_run(); ++run) {
                 float* scores = step.scores + run * kRunScores + row * 16;

@@ -117,14 +117,16 @@ class AttentionPlan {
     };
 
     void add_items(const treadle_rows& rows, const treadle_kv& kv, int row, int partitions_per_item);
+    void make_chunks(int num_threads);
     AttentionCall call_for(const Item& item, const treadle_kv& kv, int64_t layer, const float* qkv, float* out,
                            int thread) const;
 
     AttentionShape shape_{};
     treadle_rows rows_{};
     RowShares shares_{0, 1};
-    std::vector<Item> items_;          // by owner
-    std::vector<int64_t> first_item_;  // of each owner, and the end
+    std::vector<Item> items_;           // by owner of their rows, then the longest first
+    std::vector<int64_t> chunks_;       // first items of those that are run together, and the end
+    std::vector<int64_t> first_chunk_;  // of each owner, and the end
     std::vector<Merge> merges_;
     int64_t num_partial_floats_ = 0;
     ThreadScratch scratch_;
