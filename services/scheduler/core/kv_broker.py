@@ -126,12 +126,12 @@ class KVBroker:
         lane.remove(request)
         if status is RequestStatus.FINISHED:
             lane.note_finished(request)
-        request.leave_lane(status)
+        self._leave_lane(request, status)
 
     def abandon_admission(self, request: Request) -> None:
         """Let a request end whose Admit is under way; should it be granted, the lease is released at once."""
         self._book.refund(request)
-        request.leave_lane(RequestStatus.FINISHED)
+        self._leave_lane(request, RequestStatus.FINISHED)
 
     def take_message(self) -> KVMessage | None:
         """Build the next message; None while an answer is awaited, or when there is nothing to say."""
@@ -183,7 +183,7 @@ class KVBroker:
     def _ask_admission(self, request: Request, lane: Lane) -> Admit:
         self._book.choose(request)
         request.change_status(RequestStatus.ADMITTING)
-        request.account.num_placed += 1
+        self._book.ledger.take_place(request.account)
         request.lane, request.handle = lane, self._next_handle
         request.max_known_tokens = min(max_known_tokens_on(lane.info, request.submission), request.max_length)
         self._next_handle += 1
@@ -351,7 +351,7 @@ class KVBroker:
             num_lost_tokens = request.num_computed_tokens
             request.timeline.note_left(self._book.now_ms, lane.last_applied_plan_id, num_lost_tokens)
             self._note_preempted(request, cause, None, num_lost_tokens)
-            request.leave_lane(RequestStatus.PREEMPTED)
+            self._leave_lane(request, RequestStatus.PREEMPTED)
             self._book.return_preempted(request)
         for handle, request in lane.admitting.items():
             del self._asking_lane_by_handle[handle]
@@ -359,6 +359,10 @@ class KVBroker:
                 self._requeue(request)
         lane.admitting.clear()
 
+    def _leave_lane(self, request: Request, status: RequestStatus) -> None:
+        self._book.ledger.leave_place(request.account)
+        request.leave_lane(status)
+
     def _requeue(self, request: Request) -> None:
-        request.leave_lane(RequestStatus.PREEMPTED if request.has_run else RequestStatus.WAITING)
+        self._leave_lane(request, RequestStatus.PREEMPTED if request.has_run else RequestStatus.WAITING)
         self._book.return_denied(request)

@@ -118,7 +118,8 @@ def find_borrowers(
 
     Places that a tenant does not use are lent to others. It gets them back as soon as it needs them, up to its share
     of ``num_places``, from tenants that keep theirs; of no higher class than its own. So nobody claims a place back in
-    turn, and what a tenant has within its share runs on undisturbed.
+    turn, and what a tenant has within its share runs on undisturbed. Shares are those of the ledger, which are larger
+    for who is behind.
 
     Shares of places serve shares of tokens: within a class nothing is claimed back from a tenant that waits too and has
     had fewer tokens, unless by no more than the ``num_step_tokens`` of a step. For a tenant that begins to wait stands

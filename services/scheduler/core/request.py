@@ -253,7 +253,6 @@ class Request:
     def leave_lane(self, status: RequestStatus) -> None:
         """Forget the present admission. Known tokens stay; whatever is in flight for the old handle is void."""
         self.change_status(status)
-        self.account.num_placed -= 1
         self.handle = NO_HANDLE
         self.lane = None
         self.block_ids = []

@@ -134,6 +134,9 @@ class RequestBook:
         """Take a request that has ended out of the book; only its last event is left to be taken."""
         del self.request_by_id[request.request_id]
         self.ledger.close(request.account, self.now_ms)
+        if finish.num_output_tokens:
+            num_computed_tokens = request.num_prompt_tokens - finish.num_cached_tokens
+            request.account.own_machine.note_answer(num_computed_tokens, finish.num_output_tokens)
         if request in self._deadlines:
             self._deadlines.remove(request)
         self._finish_by_request[request] = finish

@@ -131,7 +131,10 @@ class Scheduler:
         if step.has_chunks:
             step.note_chunks_computed(lane.running, self._book.now_ms)
         if num_step_tokens and result.device_time_us:
-            lane.step_time.note(num_step_tokens, result.device_time_us / 1000)
+            time_ms = result.device_time_us / 1000
+            lane.step_time.note(num_step_tokens, time_ms)
+            if self._policy.has_tenants:
+                self._book.ledger.note_step(time_ms, lane.step_time)
         self._num_steps += 1
         self._num_scheduled_tokens += num_step_tokens
         self._num_sampled_tokens += len(result.sampled)
@@ -247,6 +250,7 @@ class Scheduler:
         prefixes = PrefixMap(info.num_usable_slots // PIECE_TOKENS)
         lane = Lane(info, self._limits.credit_tokens + info.max_draft_tokens, last_plan_id, prefixes)
         self._lane_by_worker[info.name] = lane
+        self._book.ledger.set_num_workers(len(self._lane_by_worker))
         self._kv.open_lane(lane)
         infos = [lane.info for lane in self._lane_by_worker.values()]
         for request in list(self._book.queue):
@@ -263,6 +267,7 @@ class Scheduler:
         lane = self._lane_by_worker.pop(worker, None)
         if lane is not None:
             self._last_plan_id_by_worker[worker] = lane.last_plan_id
+            self._book.ledger.set_num_workers(len(self._lane_by_worker))
             self._kv.close_lane(lane)
 
     def drain_worker(self, worker: str) -> None:

@@ -27,6 +27,12 @@ class StepTimeModel:
         """About the shortest time of a recent step; None before the first."""
         return self._fastest_ms
 
+    def line(self) -> tuple[float, float] | None:
+        """Return the time of a step without tokens, and of each token, in ms; None while only one size is known."""
+        if self._slope is None:
+            return None
+        return max(0.0, self._mean_ms - self._slope * self._mean_tokens), self._slope
+
     def note(self, num_tokens: int, time_ms: float) -> None:
         """Learn from a step that computed ``num_tokens`` (>= 1) in ``time_ms`` (> 0)."""
         if self._fastest_ms is None or time_ms < self._fastest_ms:

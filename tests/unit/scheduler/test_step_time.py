@@ -61,3 +61,10 @@ def test_budget_is_the_whole_step_without_a_target_or_knowledge() -> None:
     assert budget_within_target(SchedulerLimits(target_itl_ms=60), StepTimeModel()) == 512
     assert budget_within_target(SchedulerLimits(target_itl_ms=60), model) == 104
     assert budget_within_target(SchedulerLimits(target_itl_ms=6000), model) == 512
+
+
+def test_line_is_told_once_steps_of_two_sizes_are_known() -> None:
+    assert learnt((8, 6.0), (8, 6.0)).line() is None
+    line = learnt((4, 6.0), (64, 36.0)).line()
+    assert line is not None
+    assert list(line) == pytest.approx([4.0, 0.5])

@@ -1,7 +1,8 @@
 import pytest
 
 from services.common.errors import EngineError, ErrorReason
-from services.scheduler.core.tenant_ledger import CONTENTION_MS, MAX_IDLE_ACCOUNTS, TenantLedger
+from services.scheduler.core.step_time import StepTimeModel
+from services.scheduler.core.tenant_ledger import CONTENTION_MS, MAX_IDLE_ACCOUNTS, Account, TenantLedger
 from tests.unit.scheduler.harness import NOW_MS
 
 
@@ -104,3 +105,55 @@ def test_place_is_owed_up_to_the_share_and_spared_from_beyond_it() -> None:
     assert not ledger.is_owed_a_place(one, 4)
     assert not ledger.can_spare_a_place(other, 4)
     assert not ledger.is_lending(4)
+
+
+def behind_by(num_places: int, ledger: TenantLedger, account: Account) -> None:
+    """Let a step pass after which ``account`` is behind by so many places."""
+    account.own_machine.note_answer(0, 10)
+    model = StepTimeModel()
+    for num_tokens in (4, 64, 12):
+        model.note(num_tokens, 4 + num_tokens / 2)
+    ledger.note_step(0.0, model)
+    account.own_machine.num_seen_steps = 1
+    account.own_machine.num_lag_rows = 10.0 * num_places
+
+
+def test_share_of_places_is_more_by_what_a_tenant_is_behind_at_the_cost_of_the_others() -> None:
+    ledger = TenantLedger({"heavy": 2.0})
+    behind, light, heavy = ledger.open("behind"), ledger.open("light"), ledger.open("heavy")
+    behind_by(2, ledger, behind)
+    shares = [ledger.share_of(account, 48) for account in (behind, light, heavy)]
+    assert shares == [pytest.approx(14), pytest.approx(12 - 2 / 3), pytest.approx(24 - 4 / 3)]
+
+
+def test_place_is_owed_beyond_the_even_share_to_a_tenant_that_is_behind() -> None:
+    ledger = TenantLedger()
+    behind, ahead = ledger.open("behind"), ledger.open("ahead")
+    behind.num_placed, ahead.num_placed = 8, 8
+    assert not ledger.is_owed_a_place(behind, 16)
+    behind_by(1, ledger, behind)
+    assert ledger.is_owed_a_place(behind, 16)
+    assert ledger.can_spare_a_place(ahead, 16)
+    behind.num_placed, ahead.num_placed = 9, 7
+    assert not ledger.is_owed_a_place(behind, 16)
+    assert not ledger.is_owed_a_place(ahead, 16)
+    assert not ledger.can_spare_a_place(behind, 16)
+
+
+def test_shares_stay_until_a_step_is_done() -> None:
+    ledger = TenantLedger()
+    behind, _ = ledger.open("behind"), ledger.open("ahead")
+    behind_by(1, ledger, behind)
+    assert ledger.share_of(behind, 16) == 9
+    behind.own_machine.forget_lag()
+    assert ledger.share_of(behind, 16) == 9
+    ledger.note_step(1.0, StepTimeModel())
+    assert ledger.share_of(behind, 16) == 8
+
+
+def test_tenant_that_has_nothing_left_is_not_behind() -> None:
+    ledger = TenantLedger()
+    behind, _ = ledger.open("behind"), ledger.open("ahead")
+    behind_by(1, ledger, behind)
+    ledger.close(behind, NOW_MS)
+    assert ledger.share_of(behind, 16) == 8
