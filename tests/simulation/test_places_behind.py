@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from services.scheduler.core.own_machine import OwnMachine
+from services.scheduler.core.own_machine import MAX_LAG_RATIO, OwnMachine
 from tests.simulation.simulation import Simulation
 
 
@@ -18,11 +18,11 @@ def test_no_law_breaks_while_shares_of_places_jump_at_every_step(monkeypatch: py
 
     def jump(_: OwnMachine, share_of_places: float) -> int:
         nonlocal num_jumps
-        num_places = rng.randint(0, int(share_of_places))
+        num_places = rng.randint(0, int(MAX_LAG_RATIO * share_of_places))
         num_jumps += num_places > 0
         return num_places
 
     monkeypatch.setattr(OwnMachine, "num_places_behind", jump)
     for seed in range(200):
         Simulation(seed).run()
-    assert num_jumps > 1000
+    assert num_jumps > 100
