@@ -21,7 +21,8 @@ GREEDY = scheduler.SamplingParams()
 class Sizes:
     """Of the pool: at most the runner's own; ``num_host_blocks`` 0 lets preempted requests be computed again.
 
-    ``max_draft_tokens`` is how many tokens the runner may guess for a row.
+    ``max_draft_tokens`` is how many tokens the runner may guess for a row, ``chunk`` how many of one prompt a step
+    computes; 0: as many as fit.
     """
 
     num_blocks: int
@@ -30,6 +31,8 @@ class Sizes:
     max_model_len: int = 512
     max_num_batched_tokens: int = 64
     max_draft_tokens: int = 0
+    max_num_requests: int = 16
+    chunk: int = 0
 
 
 class CoreMesh:
@@ -45,7 +48,10 @@ class CoreMesh:
         self._runner_by_worker = {f"worker-{index}": each for index, each in enumerate((runner, *others))}
         self._manager = KVCacheManager(epoch=1)
         limits = scheduler.SchedulerLimits(
-            max_num_batched_tokens=sizes.max_num_batched_tokens, max_num_requests=16, run_ahead_depth=2
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            max_num_requests=sizes.max_num_requests,
+            run_ahead_depth=2,
+            long_prefill_token_threshold=sizes.chunk,
         )
         self._scheduler = scheduler.Scheduler(limits, epoch=1)
         for name, each in self._runner_by_worker.items():
@@ -62,7 +68,9 @@ class CoreMesh:
                 max_draft_tokens=sizes.max_draft_tokens,
             )
             self._scheduler.open_worker(info)
-        self._outputs: dict[str, list[int]] = {}
+        self._in_flight: dict[str, deque[scheduler.BatchPlan]] = {name: deque() for name in self._runner_by_worker}
+        self._num_executed = 0
+        self.outputs: dict[str, list[int]] = {}
 
     @property
     def num_preemptions(self) -> int:
@@ -97,38 +105,50 @@ class CoreMesh:
             sampling: One for each prompt; empty: greedy.
             lose_after_steps: After so many steps of all workers the first is lost, with the plans in flight to it.
         """
-        self._outputs = {f"request-{index}": [] for index in range(len(prompts))}
-        for index, prompt in enumerate(prompts):
-            params = sampling[index] if sampling else GREEDY
-            self._scheduler.add_request(
-                scheduler.Submission(
-                    f"request-{index}", "gateway", "tenant", "scope", "m", tuple(prompt), num_outputs, params
-                ),
-                now_ms=0,
-            )
-        self._run_to_rest(lose_after_steps)
-        return list(self._outputs.values())
-
-    def _run_to_rest(self, lose_after_steps: int | None) -> None:
-        in_flight: dict[str, deque[scheduler.BatchPlan]] = {name: deque() for name in self._runner_by_worker}
-        num_executed = 0
-        while True:
-            is_busy = self._talk()
-            for name in list(in_flight):
-                plan = self._scheduler.schedule(name)
-                if plan is not None:
-                    in_flight[name].append(plan)
-                elif in_flight[name]:
-                    self._execute(name, in_flight[name].popleft())
-                    num_executed += 1
-                else:
-                    continue
-                is_busy = True
-            if lose_after_steps is not None and num_executed >= lose_after_steps and WORKER in in_flight:
+        request_ids = [f"request-{index}" for index in range(len(prompts))]
+        for index, (request_id, prompt) in enumerate(zip(request_ids, prompts, strict=True)):
+            self.submit(request_id, prompt, num_outputs, sampling[index] if sampling else GREEDY)
+        while self.advance():
+            if lose_after_steps is not None and self._num_executed >= lose_after_steps and WORKER in self._in_flight:
                 self._scheduler.close_worker(WORKER)
-                del in_flight[WORKER]
-            if not is_busy:
-                break
+                del self._in_flight[WORKER]
+        self.check_invariants()
+        return [self.outputs[request_id] for request_id in request_ids]
+
+    def submit(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        num_outputs: int,
+        params: scheduler.SamplingParams = GREEDY,
+        priority: scheduler.PriorityClass = scheduler.PriorityClass.NORMAL,
+    ) -> None:
+        """Add a request, whose tokens then appear in ``outputs``."""
+        self.outputs[request_id] = []
+        self._scheduler.add_request(
+            scheduler.Submission(
+                request_id, "gateway", "tenant", "scope", "m", tuple(prompt), num_outputs, params, priority=priority
+            ),
+            now_ms=0,
+        )
+
+    def advance(self) -> bool:
+        """Pass a message on, and for each worker make a plan or execute one; return whether there was any of it."""
+        is_busy = self._talk()
+        for name, in_flight in self._in_flight.items():
+            plan = self._scheduler.schedule(name)
+            if plan is not None:
+                in_flight.append(plan)
+            elif in_flight:
+                self._execute(name, in_flight.popleft())
+                self._num_executed += 1
+            else:
+                continue
+            is_busy = True
+        return is_busy
+
+    def check_invariants(self) -> None:
+        """Check both cores' laws."""
         self._scheduler.check_invariants()
         self._manager.check_invariants()
 
@@ -140,7 +160,7 @@ class CoreMesh:
         self._scheduler.apply(name, scheduler.StepResult(result.plan_id, sampled, failed, 0, drafts))
         for event in self._scheduler.take_events():
             assert event.finish is None or event.finish.reason is scheduler.FinishReason.LENGTH, event
-            self._outputs[event.request_id] += event.token_ids
+            self.outputs[event.request_id] += event.token_ids
 
     def _talk(self) -> bool:
         message = self._scheduler.take_kv_message()
