@@ -16,6 +16,8 @@ Level = tuple[int, int]
 
 def pairs(*factors: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Return cells of the product of ``factors``, of at least two, such that all pairs of levels occur. Pure."""
+    if not all(factors):
+        return []  # as the product has none
     levels = [[(place, index) for index in range(len(factor))] for place, factor in enumerate(factors)]
     missing = {frozenset(pair): None for one, other in combinations(levels, 2) for pair in product(one, other)}
     num_uses: Counter[Level] = Counter()

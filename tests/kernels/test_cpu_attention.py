@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.kernels.cpu_references import attention_reference, make_rows, random_floats, step_rows, sum_of_terms
+from tests.pairs import pairs
 from treadle_kernels import cpu
 from treadle_kernels.cpu import ActivationFormat, KvCache, KvDtype, KvShape, ThreadPool
 
@@ -98,8 +99,7 @@ def run(requests, cache, plan, *, threads=2, window=None, terms=0):
     return [np.concatenate(parts) for parts in outputs]
 
 
-@pytest.mark.parametrize("dtype", list(KvDtype), ids=lambda d: d.name)
-@pytest.mark.parametrize("window", [None, 1, 20, 150])
+@pytest.mark.parametrize(("isa", "dtype", "window"), pairs(ISAS, list(KvDtype), [None, 1, 20, 150]), indirect=["isa"])
 def test_a_prompt_attends_as_numpy_does(isa, dtype, window):
     rng = np.random.default_rng(1)
     requests = make_requests(rng, [300])
@@ -119,12 +119,14 @@ def test_every_head_shape_attends_as_numpy_does(isa, heads, kv_heads, head_dim):
         np.testing.assert_allclose(out, request.expected(), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("terms", [1, 2])
-@pytest.mark.parametrize("window", [None, 20])
+# Every shape with every window and number of terms is compared between instruction sets below.
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(6, 2, 32), (8, 1, 80), (2, 1, 10), (128, 1, 16), (1, 1, 256)]
+    ("isa", "shape", "window", "terms"),
+    pairs(ISAS, [(6, 2, 32), (8, 1, 80), (2, 1, 10), (128, 1, 16), (1, 1, 256)], [None, 20], [1, 2]),
+    indirect=["isa"],
 )
-def test_terms_attend_as_numpy_does_over_what_the_cache_holds(isa, heads, kv_heads, head_dim, window, terms):
+def test_terms_attend_as_numpy_does_over_what_the_cache_holds(isa, shape, window, terms):
+    heads, kv_heads, head_dim = shape
     rng = np.random.default_rng(1)
     requests = make_requests(rng, [200, 19], heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     cache = make_cache(kv_heads=kv_heads, head_dim=head_dim, dtype=KvDtype.BF16)
@@ -134,9 +136,11 @@ def test_terms_attend_as_numpy_does_over_what_the_cache_holds(isa, heads, kv_hea
         np.testing.assert_allclose(out, expected, atol=TOLERANCE_OF_TERMS[terms], rtol=0)
 
 
-@arithmetics
-@pytest.mark.parametrize("window", [None, 40])
-def test_outputs_have_the_same_bits_for_every_chunking_batch_and_number_of_threads(isa, dtype, terms, window):
+@pytest.mark.parametrize(
+    ("isa", "arithmetic", "window"), pairs(ISAS, ARITHMETICS, [None, 40]), indirect=["isa"], ids=str
+)
+def test_outputs_have_the_same_bits_for_every_chunking_batch_and_number_of_threads(isa, arithmetic, window):
+    dtype, terms = arithmetic
     rng = np.random.default_rng(3)
     requests = make_requests(rng, [290, 45, 130])
     plan = [[(0, 290)], [(1, 45)], [(2, 130)]]

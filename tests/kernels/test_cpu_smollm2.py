@@ -77,10 +77,9 @@ def expected_surprise(reference, texts):
 
 
 def surprise(logits, token_ids):
-    """Minus the log-probability of each token after the first."""
-    shifted = logits[:-1].astype(np.float64)
-    shifted -= shifted.max(axis=1, keepdims=True)
-    log_sums = np.log(np.exp(shifted).sum(axis=1))
+    """Minus the log-probability of each token after the first; to 1e-6, as float32 exponentials are far faster."""
+    shifted = logits[:-1] - logits[:-1].max(axis=1, keepdims=True)
+    log_sums = np.log(np.exp(shifted).sum(axis=1, dtype=np.float64))
     return log_sums - shifted[np.arange(len(shifted)), token_ids[1:]]
 
 

@@ -24,3 +24,7 @@ def test_cells_are_few_and_the_same_every_time(sizes, most):
     factors = [range(size) for size in sizes]
     assert pairs(*factors) == pairs(*factors)
     assert len(set(pairs(*factors))) == len(pairs(*factors)) <= most
+
+
+def test_a_factor_without_levels_leaves_no_cell():
+    assert pairs([], [1, 2], [3, 4]) == []
