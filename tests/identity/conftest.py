@@ -17,7 +17,7 @@ from services.worker.weights.tensors import stream_tensors
 NUM_OUTPUTS = 64
 BLOCK_SIZE = 16
 NUM_BLOCKS = 400
-REFERENCE_BATCH = 5
+REFERENCE_BATCH = 10
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def reference_model(config: ModelConfig, weights: dict[str, torch.Tensor]) -> to
 def reference_outputs(
     reference: torch.nn.Module, prompts: list[list[int]]
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Run ``generate`` on neighbouring lengths together, padded on the left and masked: a third of the time."""
+    """Run ``generate`` on neighbouring lengths together, padded on the left and masked: a fraction of the time."""
     outputs, leads = [], []
     for first in range(0, len(prompts), REFERENCE_BATCH):
         group = prompts[first : first + REFERENCE_BATCH]

@@ -43,7 +43,6 @@ def test_tokens_of_a_prompt_alone_equal_the_references(identity, chunk, depth):
 @pytest.mark.parametrize(("chunk", "depth"), [(16, 2), (512, 1)])
 def test_tokens_after_a_prefix_hit_equal_the_references(identity, chunk, depth):
     driver = make_driver(identity, chunk=chunk, depth=depth, has_prefix_cache=True)
-    first, later = range(10, 11), range(11, 20)
-    check(identity, driver.generate(identity.prompts[10:11], 64), first)
-    check(identity, driver.generate(identity.prompts[11:20], 64), later)
+    driver.generate(identity.prompts[10:11], 1)
+    check(identity, driver.generate(identity.prompts[11:20], 64), range(11, 20))
     assert driver.num_prefix_hit_tokens == 3 * 2 * BLOCK_SIZE
