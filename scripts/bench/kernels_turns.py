@@ -6,7 +6,7 @@ each checkout has a process with its own library; they compute the same step one
 same hour, and what counts is the median of the ratios. The engine must be built in each checkout. Loads: ``8`` is a
 batch of 8 decoding requests with 256 tokens of context, ``512@1024`` a chunk of 512 tokens of a prompt after 1,024.
 
-Usage: engine_turns.py BEFORE AFTER [--terms 1] [--loads 1 8 32 512@0] [--rounds 30]
+Usage: kernels_turns.py BEFORE AFTER [--terms 1] [--loads 1 8 32 512@0] [--rounds 30]
 """
 
 import argparse
