@@ -36,15 +36,6 @@ class GatedProduct {
     }
 
  private:
-    // Gate and up of some columns and blocks of rows.
-    struct Sums {
-        int64_t tile = 0;
-        int64_t row = 0;
-        int num_tiles = 0;
-        int num_blocks = 0;
-        const float* products = nullptr;
-    };
-
     template <int kBlocks>
     void run_few() {
         int64_t tile = call_.tile_begin;
@@ -60,7 +51,7 @@ class GatedProduct {
             tiles[kTiles + t] = tiles_.tile(*call_.up, tile + t);
         }
         tiles_.template multiply_few<2 * kTiles, kBlocks>(tiles, kTiles, call_.row_begin);
-        const Sums sums{tile, call_.row_begin, kTiles, kBlocks, tiles_.sums()};
+        const TileSums sums{tile, call_.row_begin, kTiles, kBlocks, tiles_.sums()};
         for (int part = 0; part < num_parts(sums); ++part) store_part(sums, part);
         order_memory();
     }
@@ -94,14 +85,14 @@ class GatedProduct {
 
     // A part is one store: a pair of columns of sixteen rows, or a vector of several columns.
     int parts_of_block() const { return tiles_.block_rows() == 16 ? 8 : tiles_.block_rows(); }
-    int num_parts(const Sums& sums) const { return sums.num_tiles * sums.num_blocks * parts_of_block(); }
+    int num_parts(const TileSums& sums) const { return sums.num_parts() * parts_of_block(); }
 
-    inline __attribute__((always_inline)) void store_part(const Sums& sums, int part) const {
+    inline __attribute__((always_inline)) void store_part(const TileSums& sums, int part) const {
         const int block_rows = tiles_.block_rows(), in_block = part % parts_of_block(), index = part / parts_of_block();
         const int64_t tile = sums.tile + index / sums.num_blocks;
         const int64_t row = sums.row + index % sums.num_blocks * block_rows;
         const float* gate = sums.products + index * kProductFloats;
-        const float* up = gate + sums.num_tiles * sums.num_blocks * kProductFloats;
+        const float* up = gate + sums.num_parts() * kProductFloats;
         uint16_t* out = call_.out + treadle::rounded_row_offset(row, call_.up->n, block_rows) + tile * kColumns * block_rows;
         if (block_rows == 16) {
             gate += 32 * in_block;
@@ -120,7 +111,7 @@ class GatedProduct {
     const GatedCall& call_;
     RoundedTiles<Fmt> tiles_;
     alignas(32) uint16_t places_[16];
-    Sums last_;  // of many rows, not yet stored
+    TileSums last_;  // of many rows, not yet stored
 };
 
 }  // namespace

@@ -177,6 +177,17 @@ class RoundedTiles {
     uint16_t* const weights_;  // [kTilesDecoded][groups or kGroupsAtOnce][kTileWords]
 };
 
+// Columns and blocks of rows whose sums were taken: how many column tiles of each product from `tile` on.
+struct TileSums {
+    int64_t tile = 0;
+    int64_t row = 0;
+    int num_tiles = 0;
+    int num_blocks = 0;
+    const float* products = nullptr;
+
+    int num_parts() const { return num_tiles * num_blocks; }
+};
+
 // A thread's product of some rows with some column tiles.
 template <class Fmt>
 class RoundedProduct {
@@ -191,17 +202,6 @@ class RoundedProduct {
     }
 
  private:
-    // Column tiles and blocks of rows whose sums were taken.
-    struct Sums {
-        int64_t tile = 0;
-        int64_t row = 0;
-        int num_tiles = 0;
-        int num_blocks = 0;
-        const float* products = nullptr;
-
-        int num_parts() const { return num_tiles * num_blocks; }
-    };
-
     template <int kBlocks>
     void run_few() {
         int64_t tile = call_.tile_begin;
@@ -216,7 +216,7 @@ class RoundedProduct {
         Tile tiles[kTiles];
         for (int t = 0; t < kTiles; ++t) tiles[t] = tiles_.tile(*call_.weights, tile + t);
         tiles_.template multiply_few<kTiles, kBlocks>(tiles, kSumsAtOnce, call_.row_begin);
-        const Sums sums{tile, call_.row_begin, kTiles, kBlocks, tiles_.sums()};
+        const TileSums sums{tile, call_.row_begin, kTiles, kBlocks, tiles_.sums()};
         for (int part = 0; part < sums.num_parts(); ++part) store_part(sums, part);
         order_memory();
     }
@@ -265,7 +265,7 @@ class RoundedProduct {
     }
 
     // Outputs of a tile and a block.
-    void store_part(const Sums& sums, int part) const {
+    void store_part(const TileSums& sums, int part) const {
         const int t = part / sums.num_blocks, block = part % sums.num_blocks;
         store_block(sums.row + block * tiles_.block_rows(), sums.tile + t, sums.products + part * kProductFloats);
     }
@@ -290,7 +290,7 @@ class RoundedProduct {
 
     const LinearCall& call_;
     RoundedTiles<Fmt> tiles_;
-    Sums last_;  // of many rows, not yet stored
+    TileSums last_;  // of many rows, not yet stored
 };
 
 }  // namespace
