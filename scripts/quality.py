@@ -37,12 +37,9 @@ from services.worker.kv_storage import KVStorage
 from services.worker.model_config import ModelConfig
 from services.worker.model_runner import ModelRunner
 from services.worker.models import Decoder, build_model
-from services.worker.native.loading import build_native_model, kv_shape_of
+from services.worker.native.loading import build_native_model, kv_shape_of, pack_model, recipe_for
 from services.worker.native.packed_file import open_or_pack
-from services.worker.native.packing import pack_tensors
-from services.worker.native.recipe import make_recipe
 from services.worker.native.runner import NativeRunner
-from services.worker.native.weights import layout_for
 from services.worker.plan import BatchPlan, BlockId, Handle, NewRequest, SamplingParams, ScheduledRow, StepResult
 from services.worker.weights import Checkpoint, open_checkpoint
 from services.worker.weights.tensors import stream_tensors
@@ -151,10 +148,8 @@ class NativeModel:
             max_num_batched_tokens=max(max_num_tokens, NUM_PROMPTS * PROMPT_LEN),
             **settings,
         )
-        recipe = make_recipe(
-            checkpoint, config.dtype, config.quantization, layout_for(config.activations, config.activation_bits)
-        )
-        packed = open_or_pack((), recipe, lambda out: pack_tensors(recipe, out))
+        recipe = recipe_for(config, checkpoint)
+        packed = open_or_pack((), recipe, lambda out: pack_model(config, checkpoint, recipe, out))
         self._max_positions = max(max_num_tokens, PROMPT_LEN + NUM_OUTPUTS)
         self._model: CpuModel = build_native_model(
             config, checkpoint, recipe, packed, max_positions=self._max_positions

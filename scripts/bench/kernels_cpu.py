@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument(
         "--activations", choices=[f.name for f in ActivationFormat], help="default: what is fastest here"
     )
-    parser.add_argument("--terms", type=int, choices=(1, 2), default=2, help="of an activation")
+    parser.add_argument("--terms", type=int, choices=(1, 2), help="of INT8 activations; default: 2")
     parser.add_argument("--kv", choices=[d.name for d in KvDtype], default="BF16")
     options = parser.parse_args()
     cpu.select_isa(options.isa)
@@ -95,13 +95,15 @@ def build(options: argparse.Namespace) -> Setup:
     rng = np.random.default_rng(0)
     pool = ThreadPool(options.threads)
     activations = ActivationFormat[options.activations] if options.activations else cpu.fastest_activations()
-    layout = cpu.weight_layout(activations, options.terms)
+    is_rotated = activations == ActivationFormat.ROTATED
+    terms = 1 if is_rotated else options.terms or 2
 
     def linear(n: int, k: int, weight_format: WeightFormat) -> PackedLinear:
-        raw = random_raw(rng, weight_format, n, k)
-        return cpu.pack_linear(weight_format, raw, n, k, layout=layout)
+        return cpu.pack_linear(weight_format, random_raw(rng, weight_format, n, k), n, k)
 
-    of_layers, head = WeightFormat[options.format], linear(VOCABULARY, HIDDEN, WeightFormat[options.head_format])
+    of_layers = WeightFormat.ROTATED if is_rotated else WeightFormat[options.format]
+    of_head = WeightFormat.ROTATED if is_rotated else WeightFormat[options.head_format]
+    head = linear(VOCABULARY, HIDDEN, of_head)
     norm = np.ones(HIDDEN, dtype=np.float32)
     layers = [
         LayerWeights(
@@ -122,16 +124,16 @@ def build(options: argparse.Namespace) -> Setup:
         head, layers, norm, head, np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     )
     shape = ModelShape(
-        HIDDEN, WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, 1e-5, None, MAX_TOKENS, 128, activations, options.terms
+        HIDDEN, WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, 1e-5, None, MAX_TOKENS, 128, activations, terms
     )
     cache = KvCache(KvShape(NUM_LAYERS, KV_HEADS, HEAD_DIM, KvDtype[options.kv], BLOCK_SIZE), 128 * 17 + 80)
-    return Setup(CpuModel(shape, weights, pool), weights, pool, cache, options.repeats, activations, options.terms)
+    return Setup(CpuModel(shape, weights, pool), weights, pool, cache, options.repeats, activations, terms)
 
 
 def random_raw(rng: np.random.Generator, weight_format: WeightFormat, n: int, k: int) -> npt.NDArray[np.uint8]:
     """Random weights as a file holds them, their scales about right for activations of unit size."""
     num_bytes = cpu.raw_bytes(weight_format, n, k)
-    if weight_format.block_size == 1:
+    if weight_format.block_size == 1 or weight_format == WeightFormat.ROTATED:
         numbers = rng.standard_normal((n, k), dtype=np.float32) / np.float32(k**0.5)
         if weight_format == WeightFormat.BF16:
             return np.ascontiguousarray(numbers.view(np.uint16)[:, 1::2]).view(np.uint8)
@@ -182,12 +184,10 @@ def time_linear(setup: Setup, m: int) -> float:
     head_x = np.ascontiguousarray(x[HIDDEN][: head_rows(m)])
     logits = np.empty((len(head_x), VOCABULARY), dtype=np.float32)
 
-    terms = setup.terms if setup.activations == ActivationFormat.BF16 else 1
-
     def run() -> None:
         for layer in setup.layers:
-            cpu.linear(setup.pool, layer, x[layer.k], out[layer.n], activations=setup.activations, num_terms=terms)
-        cpu.linear(setup.pool, setup.weights.head, head_x, logits, activations=setup.activations, num_terms=terms)
+            cpu.linear(setup.pool, layer, x[layer.k], out[layer.n], activations=setup.activations)
+        cpu.linear(setup.pool, setup.weights.head, head_x, logits, activations=setup.activations)
 
     return best(setup, run)
 

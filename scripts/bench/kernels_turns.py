@@ -6,7 +6,10 @@ each checkout has a process with its own library; they compute the same step one
 same hour, and what counts is the median of the ratios. The engine must be built in each checkout. Loads: ``8`` is a
 batch of 8 decoding requests with 256 tokens of context, ``512@1024`` a chunk of 512 tokens of a prompt after 1,024.
 
-Usage: kernels_turns.py BEFORE AFTER [--terms 1] [--loads 1 8 32 512@0] [--rounds 30]
+A checkout may be told what activations to take (``.:ROTATED``), so that one can be compared with itself.
+
+Usage: kernels_turns.py BEFORE AFTER [--loads 1 8 32 512@0] [--rounds 30]
+       kernels_turns.py .:BF16 .:ROTATED
 """
 
 import argparse
@@ -32,7 +35,7 @@ from treadle_kernels.cpu import SAMPLING_DTYPE, StepPhase, StepRows
 CONTEXT = 256
 
 
-def take_turns(checkout: str, terms: int) -> None:
+def take_turns(checkout: str, activations: str | None) -> None:
     """Compute a step for each line of standard input, which names a load; answer with milliseconds, whole and parts."""
     if not Path(cpu.__file__).is_relative_to(Path(checkout).resolve()):
         raise SystemExit(f"{checkout} has no kernels of its own")
@@ -43,8 +46,8 @@ def take_turns(checkout: str, terms: int) -> None:
         format="Q4_1",
         head_format="Q8_0",
         kv="BF16",
-        activations=None,
-        terms=terms,
+        activations=activations,
+        terms=None,
     )
     setup = kernels_cpu.build(options)
     print("ready", flush=True)
@@ -76,8 +79,10 @@ def load_arguments(load: str) -> tuple[StepRows, np.ndarray, np.ndarray]:
 class TurnTaker:
     """The process of one checkout."""
 
-    def __init__(self, checkout: str, terms: int) -> None:
-        command = [sys.executable, "-P", __file__, "--turns-of", str(Path(checkout).resolve()), "--terms", str(terms)]
+    def __init__(self, name: str) -> None:
+        checkout, _, activations = name.partition(":")
+        command = [sys.executable, "-P", __file__, "--turns-of", str(Path(checkout).resolve())]
+        command += ["--activations", activations] if activations else []
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -98,9 +103,9 @@ class TurnTaker:
         self._process.wait()
 
 
-def compare(checkouts: Sequence[str], terms: int, loads: Sequence[str], rounds: int) -> None:
+def compare(checkouts: Sequence[str], loads: Sequence[str], rounds: int) -> None:
     """Print a line a load and checkout."""
-    takers = [TurnTaker(checkout, terms) for checkout in checkouts]
+    takers = [TurnTaker(checkout) for checkout in checkouts]
     for load in loads:
         times: list[list[list[float]]] = [[] for _ in takers]
         for taker in takers:
@@ -124,15 +129,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", nargs="*")
     parser.add_argument("--turns-of", help=argparse.SUPPRESS)
-    parser.add_argument("--terms", type=int, choices=(1, 2), default=1, help="of an activation")
+    parser.add_argument("--activations", help=argparse.SUPPRESS)
     parser.add_argument("--loads", nargs="+", default=["1", "8", "32", "128", "512@0", "512@512"])
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
     if options.turns_of:
-        return take_turns(options.turns_of, options.terms)
+        return take_turns(options.turns_of, options.activations)
     if not options.checkouts:
         parser.error("name at least one checkout")
-    return compare(options.checkouts, options.terms, options.loads, options.rounds)
+    return compare(options.checkouts, options.loads, options.rounds)
 
 
 if __name__ == "__main__":

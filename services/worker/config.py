@@ -8,7 +8,7 @@ from services.common.config import ServiceConfig, require_config
 Dtype = Literal["float32", "bfloat16"]
 Device = Literal["auto", "cpu"]
 Backend = Literal["auto", "native", "torch"]
-Activations = Literal["auto", "bfloat16", "int8"]
+Activations = Literal["auto", "bfloat16", "int8", "rotated"]
 Quantization = Literal["none", "int8", "int4"]
 KvDtype = Literal["auto", "bfloat16", "float32", "int8"]
 SwapCompression = Literal["none", "int8"]
@@ -43,13 +43,13 @@ class WorkerConfig(ServiceConfig):
 
     activation_bits: int = 16
     """How exactly activations meet quantised weights in the native engine: `16`, as two terms, which leaves the answers
-    of the float32 reference and is fastest for few requests at a time; `8`, as one, which is faster with long prompts
-    and many requests (with `bfloat16`, weights are rounded to it as well)."""
+    of the float32 reference; `8`, as codes of eight bits, faster with every number of requests. On machines with AMX
+    all linear layers then have eight bits too, whatever their files hold (`rotated` below)."""
 
     activations: Activations = "auto"
-    """What those terms are: `bfloat16`, fast on machines with AMX, slow on others; `int8`, codes with a scale for every
-    32, fast on any machine; `auto` takes the faster one. Name one where workers on different machines must
-    give the same answers."""
+    """What those are: `bfloat16`, two terms, fast on machines with AMX, slow on others; `int8`, codes with a scale for
+    every 32, one or two, fast on any machine; `rotated`, codes with one scale for a rotated row, for 8 bits; `auto`
+    takes what is fastest. Name one where workers on different machines must give the same answers."""
 
     kv_dtype: KvDtype = "auto"
     """Type of keys and values; `auto`: the dtype. Others than the dtype, and `int8` (a scale a token and head), need
@@ -104,6 +104,10 @@ class WorkerConfig(ServiceConfig):
         super(WorkerConfig, self).__post_init__()
         require_config(bool(self.model), "model", "is required: a Hugging Face directory or a GGUF file")
         require_config(self.activation_bits in (8, 16), "activation_bits", "must be 8 or 16")
+        needed = {"bfloat16": 16, "rotated": 8}.get(self.activations, self.activation_bits)
+        require_config(
+            self.activation_bits == needed, "activation_bits", f"must be {needed} with activations {self.activations}"
+        )
         require_config(self.block_size >= 1, "block_size", "must be at least 1")
         require_config(self.kv_cache_gib >= 0, "kv_cache_gib", "must not be negative")
         require_config(self.swap_space_gib >= 0, "swap_space_gib", "must not be negative")

@@ -16,7 +16,7 @@ from services.worker.plan import BatchPlan, BlockId, Handle, NewRequest, Samplin
 from services.worker.rope_frequencies import attention_factor, inverse_frequencies
 from services.worker.weights.gguf_file import GgufFile
 from services.worker.weights.tensors import stream_tensors
-from tests.kernels.cpu_references import make_rows
+from tests.kernels.cpu_references import dequantized, make_rows
 from treadle_kernels.cpu import (
     SAMPLING_DTYPE,
     ActivationFormat,
@@ -30,10 +30,8 @@ from treadle_kernels.cpu import (
     PackedLinear,
     ThreadPool,
     WeightFormat,
-    WeightLayout,
     pack_linear,
     unpermute_head_rows,
-    weight_layout,
 )
 
 BLOCK_SIZE = 16
@@ -42,10 +40,10 @@ BLOCK_SIZE = 16
 class GgufTensors:
     """The tensors of a GGUF file as they lie in it."""
 
-    def __init__(self, path: Path, config: ModelConfig, layout: WeightLayout) -> None:
+    def __init__(self, path: Path, config: ModelConfig, *, is_rotated: bool) -> None:
         self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
         self._config = config
-        self._layout = layout
+        self._is_rotated = is_rotated
         with GgufMetadata(path) as metadata:
             self._is_permuted = metadata.string("general.architecture") == "llama"
             self._info_by_name = {info.name: info for info in metadata.tensor_infos()}
@@ -58,7 +56,13 @@ class GgufTensors:
             return None
         return self._bytes[info.offset_bytes :][: 4 * info.shape[0]].view(np.float32).copy()
 
+    def embedding(self) -> PackedLinear:
+        return self._matrix("token_embd", is_rotated=False)
+
     def linear(self, name: str) -> PackedLinear:
+        return self._matrix(name, is_rotated=self._is_rotated)
+
+    def _matrix(self, name: str, *, is_rotated: bool) -> PackedLinear:
         info = self._info_by_name[f"{name}.weight"]
         weight_format = WeightFormat(info.type_id)
         k, n = info.shape
@@ -71,7 +75,9 @@ class GgufTensors:
         if self._is_permuted and part in heads:
             rows = unpermute_head_rows(rows, heads[part])
             bias = None if bias is None else unpermute_head_rows(bias, heads[part])
-        return pack_linear(weight_format, rows, n, k, bias=bias, layout=self._layout)
+        if is_rotated:
+            rows, weight_format = dequantized(weight_format, rows), WeightFormat.ROTATED
+        return pack_linear(weight_format, rows, n, k, bias=bias)
 
 
 def load_layer(tensors: GgufTensors, index: int) -> LayerWeights:
@@ -110,8 +116,8 @@ def load_native(
 ) -> CpuModel:
     """Pack a GGUF file's tensors and make a model of them."""
     config = GgufFile(path).config
-    tensors = GgufTensors(path, config, weight_layout(activations, activation_terms))
-    embedding = tensors.linear("token_embd")
+    tensors = GgufTensors(path, config, is_rotated=activations == ActivationFormat.ROTATED)
+    embedding = tensors.embedding()
     angles = np.outer(np.arange(max_positions), inverse_frequencies(config.rope, config.head_dim))
     factor = attention_factor(config.rope)
 
@@ -121,7 +127,7 @@ def load_native(
         embedding=embedding,
         layers=[load_layer(tensors, index) for index in range(config.num_layers)],
         final_norm=final_norm,
-        head=tensors.linear("output") if "output.weight" in tensors else embedding,
+        head=tensors.linear("output" if "output.weight" in tensors else "token_embd"),
         rope_cos=(np.cos(angles) * factor).astype(np.float32),
         rope_sin=(np.sin(angles) * factor).astype(np.float32),
     )

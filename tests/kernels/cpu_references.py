@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-from treadle_kernels.cpu import PackedLinear, StepRows, WeightFormat, WeightLayout, pack_linear
+from treadle_kernels.cpu import PackedLinear, StepRows, WeightFormat, pack_linear
 
 Floats = npt.NDArray[np.float32]
 
-QUANTIZED = tuple(f for f in WeightFormat if f.block_size > 1)
+QUANTIZED = tuple(f for f in WeightFormat if f.block_size > 1 and f != WeightFormat.ROTATED)
 FLOATING = tuple(f for f in WeightFormat if f.block_size == 1)
 # Where each block format keeps its float16 numbers, which random bytes would make infinite.
 _HALVES = {
@@ -69,11 +69,10 @@ def random_layer(
     k: int,
     *,
     has_bias: bool = False,
-    layout: WeightLayout = WeightLayout.BY_COLUMN,
 ) -> Layer:
     raw = random_raw(rng, weight_format, n, k)
     bias = random_floats(rng, n) if has_bias else None
-    packed = pack_linear(weight_format, raw, n, k, bias=bias, layout=layout)
+    packed = pack_linear(weight_format, raw, n, k, bias=bias)
     return Layer(packed, dequantized(weight_format, raw))
 
 

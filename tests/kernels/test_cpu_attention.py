@@ -6,7 +6,7 @@ import pytest
 from tests.kernels.cpu_references import attention_reference, make_rows, random_floats, step_rows, sum_of_terms
 from tests.pairs import pairs
 from treadle_kernels import cpu
-from treadle_kernels.cpu import ActivationFormat, KvCache, KvDtype, KvShape, ThreadPool
+from treadle_kernels.cpu import KvCache, KvDtype, KvShape, ThreadPool
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason()))
 
@@ -65,11 +65,6 @@ def make_cache(*, kv_heads=2, head_dim=32, dtype=KvDtype.F32, block_size=16, num
     return cache
 
 
-def as_terms(terms):
-    """Arguments of an attention whose queries and weights are so many bfloat16 terms, or float32."""
-    return {"activations": ActivationFormat.BF16, "num_terms": terms} if terms else {}
-
-
 def run(requests, cache, plan, *, threads=2, window=None, terms=0):
     """Run a list of steps, each a list of (request, new tokens); return each request's outputs."""
     pool = ThreadPool(threads)
@@ -92,7 +87,7 @@ def run(requests, cache, plan, *, threads=2, window=None, terms=0):
             np.concatenate(qkv),
             num_heads=heads,
             sliding_window=window,
-            **as_terms(terms),
+            num_terms=terms,
         )
         for (index, count), end in zip(step, np.cumsum([count for _, count in step]), strict=True):
             outputs[index].append(out[end - count : end])
@@ -222,7 +217,7 @@ def test_positions_behind_the_window_and_after_the_context_may_hold_anything(isa
     rows = make_rows([(5, 210)], [table])
     first, second = (
         cpu.attention(
-            ThreadPool(1), cache, 1, rows, requests[0].qkv[205:], num_heads=6, sliding_window=window, **as_terms(terms)
+            ThreadPool(1), cache, 1, rows, requests[0].qkv[205:], num_heads=6, sliding_window=window, num_terms=terms
         )
         for cache in caches
     )
@@ -273,7 +268,7 @@ def test_rows_without_tokens_are_passed_over(isa):
         ({"rows": [(17, 32)], "tables": [[1, 128]]}, "row 0: block id 128 is outside the pool of 128"),
         ({"rows": [(17, 32)], "tables": [[1, -1]]}, "row 0: block id -1 is outside"),
         ({"layer": 3}, "layer must be from 0 to 2, is 3"),
-        ({"num_terms": 3}, "num_terms must be from 1 to 2, is 3"),
+        ({"num_terms": 3}, "num_terms must be from 0 to 2, is 3"),
         ({"num_heads": 5}, "num_heads must be a multiple of num_kv_heads 2, is 5|qkv must have shape"),
     ],
 )

@@ -16,11 +16,11 @@ from tests.kernels.cpu_references import (
     sum_of_terms,
 )
 from treadle_kernels import cpu
-from treadle_kernels.cpu import ActivationFormat, ThreadPool, WeightFormat, WeightLayout, weight_layout
+from treadle_kernels.cpu import ActivationFormat, ThreadPool, WeightFormat
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason()))
 
-ALL_FORMATS = tuple(WeightFormat)
+ALL_FORMATS = FLOATING + QUANTIZED
 ISAS = cpu.available_isas() if cpu.is_available() else ()
 
 
@@ -32,11 +32,10 @@ def isa(request):
     cpu.select_isa(before)
 
 
-@pytest.mark.parametrize("layout", WeightLayout, ids=lambda layout: layout.name)
 @pytest.mark.parametrize("weight_format", ALL_FORMATS, ids=lambda f: f.name)
-def test_unpacking_gives_what_gguf_decodes_to_the_bit(weight_format, layout):
+def test_unpacking_gives_what_gguf_decodes_to_the_bit(weight_format):
     rng = np.random.default_rng(1)
-    layer = random_layer(rng, weight_format, 37, 512, layout=layout)
+    layer = random_layer(rng, weight_format, 37, 512)
     rows = rng.permutation(37).astype(np.int32)
     np.testing.assert_array_equal(cpu.unpack_rows(layer.packed, rows), layer.weights[rows])
 
@@ -127,17 +126,13 @@ def test_a_row_has_the_same_bits_in_every_batch_and_with_any_number_of_threads(i
 
 
 @pytest.mark.parametrize("weight_format", QUANTIZED, ids=lambda f: f.name)
-@pytest.mark.parametrize("num_terms", [1, 2])
 @pytest.mark.parametrize(("n", "k"), [(16, 256), (50, 512), (33, 768)])
-def test_product_of_bfloat16_terms_is_close_to_float64_over_the_terms(isa, weight_format, num_terms, n, k):
+def test_product_of_bfloat16_terms_is_close_to_float64_over_the_terms(isa, weight_format, n, k):
     rng = np.random.default_rng(13)
-    layer = random_layer(
-        rng, weight_format, n, k, has_bias=True, layout=weight_layout(ActivationFormat.BF16, num_terms)
-    )
+    layer = random_layer(rng, weight_format, n, k, has_bias=True)
     x = random_floats(rng, 21, k)
-    weights = layer.weights if num_terms == 2 else sum_of_terms(layer.weights, 1)
-    expected = sum_of_terms(x, num_terms) @ weights.T.astype(np.float64) + layer.packed.bias
-    y = cpu.linear(ThreadPool(2), layer.packed, x, activations=ActivationFormat.BF16, num_terms=num_terms)
+    expected = sum_of_terms(x, 2) @ layer.weights.T.astype(np.float64) + layer.packed.bias
+    y = cpu.linear(ThreadPool(2), layer.packed, x, activations=ActivationFormat.BF16)
     np.testing.assert_allclose(y, expected, atol=4e-6 * np.abs(expected).max() * k**0.5, rtol=2e-5)
 
 
@@ -146,13 +141,12 @@ def test_two_bfloat16_terms_keep_sixteen_bits_of_an_activation():
     assert np.abs(sum_of_terms(x, 2) - x).max() <= np.abs(x).max() * 2.0**-16
 
 
-@pytest.mark.parametrize("num_terms", [1, 2])
 @pytest.mark.parametrize("spoiler", [np.nan, np.inf, -np.inf])
-def test_a_row_that_is_not_finite_shows_through_bfloat16_terms_too(isa, spoiler, num_terms):
+def test_a_row_that_is_not_finite_shows_through_bfloat16_terms_too(isa, spoiler):
     rng = np.random.default_rng(15)
-    layer = random_layer(rng, WeightFormat.Q4_1, 20, 64, layout=weight_layout(ActivationFormat.BF16, num_terms))
+    layer = random_layer(rng, WeightFormat.Q4_1, 20, 64)
     x = random_floats(rng, 5, 64)
-    settings = {"activations": ActivationFormat.BF16, "num_terms": num_terms}
+    settings = {"activations": ActivationFormat.BF16}
     clean = cpu.linear(ThreadPool(1), layer.packed, x, **settings)
     x[1, 40] = spoiler
     spoilt = cpu.linear(ThreadPool(1), layer.packed, x, **settings)
@@ -161,15 +155,12 @@ def test_a_row_that_is_not_finite_shows_through_bfloat16_terms_too(isa, spoiler,
 
 
 @pytest.mark.parametrize("weight_format", QUANTIZED, ids=lambda f: f.name)
-@pytest.mark.parametrize("num_terms", [1, 2])
-def test_a_row_of_bfloat16_terms_has_the_same_bits_in_every_batch(isa, weight_format, num_terms):
+def test_a_row_of_bfloat16_terms_has_the_same_bits_in_every_batch(isa, weight_format):
     rng = np.random.default_rng(16)
-    layer = random_layer(
-        rng, weight_format, 40, 512, has_bias=True, layout=weight_layout(ActivationFormat.BF16, num_terms)
-    )
+    layer = random_layer(rng, weight_format, 40, 512, has_bias=True)
     x = random_floats(rng, 100, 512)
     pools = [ThreadPool(count) for count in (1, 2, 3)]
-    settings = {"activations": ActivationFormat.BF16, "num_terms": num_terms}
+    settings = {"activations": ActivationFormat.BF16}
     whole = cpu.linear(pools[0], layer.packed, x, **settings)
     for m in (1, 2, 3, 4, 5, 8, 9, 16, 17, 33):
         part = np.ascontiguousarray(x[100 - m :])
@@ -178,19 +169,17 @@ def test_a_row_of_bfloat16_terms_has_the_same_bits_in_every_batch(isa, weight_fo
 
 @pytest.mark.parametrize("weight_format", ALL_FORMATS, ids=lambda f: f.name)
 @pytest.mark.parametrize("m", [1, 16, 47])
-@pytest.mark.parametrize(
-    ("activations", "num_terms"), [(ActivationFormat.INT8, 1), (ActivationFormat.BF16, 1), (ActivationFormat.BF16, 2)]
-)
-def test_instruction_sets_with_fused_products_give_the_same_bits(weight_format, m, activations, num_terms):
+@pytest.mark.parametrize("activations", [ActivationFormat.INT8, ActivationFormat.BF16], ids=lambda a: a.name)
+def test_instruction_sets_with_fused_products_give_the_same_bits(weight_format, m, activations):
     rng = np.random.default_rng(9)
-    layer = random_layer(rng, weight_format, 40, 768, layout=weight_layout(activations, num_terms))
+    layer = random_layer(rng, weight_format, 40, 768)
     x = random_floats(rng, m, 768)
     x[0, :64] *= np.float32(1e-33)  # near and below the least normal number
     before = cpu.current_isa()
     results = {}
     for name in ISAS:
         cpu.select_isa(name)
-        results[name] = cpu.linear(ThreadPool(2), layer.packed, x, activations=activations, num_terms=num_terms)
+        results[name] = cpu.linear(ThreadPool(2), layer.packed, x, activations=activations)
     cpu.select_isa(before)
     fused = [result for name, result in results.items() if name != "plain"]
     for result in fused[1:]:
@@ -229,18 +218,15 @@ def test_no_rows_give_no_outputs(isa):
         (lambda p, raw: cpu.linear(ThreadPool(1), p, np.ones((2, 63), np.float32)), "x must have shape \\[\\*, 64\\]"),
         (lambda p, raw: cpu.linear(ThreadPool(1), p, np.ones((2, 64))), "x must be of dtype float32"),
         (lambda p, raw: cpu.quantize_activations(np.ones((2, 40), np.float32)), "multiple of 32, is 40"),
-        (lambda p, raw: cpu.linear(ThreadPool(1), p, np.ones((2, 64), np.float32), num_terms=2), "from 1 to 1, is 2"),
         (
-            lambda p, raw: cpu.linear(
-                ThreadPool(1), p, np.ones((2, 64), np.float32), activations=ActivationFormat.BF16, num_terms=3
-            ),
-            "num_terms must be from 1 to 2, is 3",
+            lambda p, raw: cpu.linear(ThreadPool(1), p, np.ones((2, 64), np.float32), activations=3),
+            "unknown activations 3",
         ),
         (
             lambda p, raw: cpu.linear(
-                ThreadPool(1), p, np.ones((2, 64), np.float32), activations=ActivationFormat.BF16, num_terms=1
+                ThreadPool(1), p, np.ones((2, 64), np.float32), activations=ActivationFormat.ROTATED
             ),
-            "these activations need codes in layout 1, not 0",
+            "weights in Q4_1 do not meet activations of kind 2",
         ),
         (lambda p, raw: cpu.select_isa("mmx"), "no instruction set mmx here"),
         (lambda p, raw: ThreadPool(0), "num_threads must be from 1 to 1024, is 0"),

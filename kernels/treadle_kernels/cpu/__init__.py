@@ -6,7 +6,7 @@ the batch, on chunking or on the number of threads. Where the library could not 
 package still succeeds, and `is_available` says so.
 """
 
-from treadle_kernels.cpu.formats import ActivationFormat, KvDtype, WeightFormat, WeightLayout, weight_layout
+from treadle_kernels.cpu.formats import ActivationFormat, KvDtype, WeightFormat
 from treadle_kernels.cpu.kv_cache import KvCache, KvShape, StepRows
 from treadle_kernels.cpu.library import (
     available_isas,
@@ -16,10 +16,11 @@ from treadle_kernels.cpu.library import (
     select_isa,
     unavailable_reason,
 )
-from treadle_kernels.cpu.model import CpuModel, LayerWeights, ModelShape, ModelWeights, StepPhase
+from treadle_kernels.cpu.model import CpuModel, LayerWeights, ModelShape, ModelWeights, ObservedInputs, StepPhase
 from treadle_kernels.cpu.ops import attention, linear, quantize_activations, rms_norm, swiglu
 from treadle_kernels.cpu.packing import (
     PackedLinear,
+    aligned_bytes,
     pack_linear,
     packed_bytes,
     raw_bytes,
@@ -39,12 +40,13 @@ __all__ = [
     "LayerWeights",
     "ModelShape",
     "ModelWeights",
+    "ObservedInputs",
     "PackedLinear",
     "StepPhase",
     "StepRows",
     "ThreadPool",
     "WeightFormat",
-    "WeightLayout",
+    "aligned_bytes",
     "attention",
     "available_isas",
     "current_isa",
@@ -63,5 +65,4 @@ __all__ = [
     "uniform",
     "unpack_rows",
     "unpermute_head_rows",
-    "weight_layout",
 ]

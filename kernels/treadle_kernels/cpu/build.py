@@ -29,7 +29,7 @@ _X86_FLAGS_BY_STEM = {
     "isa_avx2": _AVX2,
     "isa_avx_vnni": (*_AVX2, "-mavxvnni"),
     "isa_avx512": _AVX512,
-    "isa_amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mavx512bf16"),
+    "isa_amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8", "-mavx512bf16"),
 }
 # Lines are all that a report names; where each variable lives takes as long to compile again.
 SANITIZER_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1", "-O1")

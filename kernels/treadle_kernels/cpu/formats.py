@@ -4,7 +4,10 @@ from enum import IntEnum
 
 
 class WeightFormat(IntEnum):
-    """Formats of linear layers and embeddings; the numbers are those of ``ggml_type`` in a GGUF file."""
+    """Formats of linear layers and embeddings; the numbers are those of ``ggml_type`` in a GGUF file.
+
+    The last is the engine's own, which no file has: packed from float32 rows, for ROTATED activations.
+    """
 
     F32 = 0
     F16 = 1
@@ -17,6 +20,7 @@ class WeightFormat(IntEnum):
     Q5_K = 13
     Q6_K = 14
     BF16 = 30
+    ROTATED = 1008
 
     @property
     def block_size(self) -> int:
@@ -27,23 +31,11 @@ class WeightFormat(IntEnum):
 
 
 class ActivationFormat(IntEnum):
-    """How activations meet quantised weights: as one or two terms of this format; see ``native/treadle_cpu.h``."""
+    """How activations meet quantised weights; see ``native/treadle_cpu.h``."""
 
     INT8 = 0
     BF16 = 1
-
-
-class WeightLayout(IntEnum):
-    """How the codes of quantised weights lie when packed; see `weight_layout`."""
-
-    BY_COLUMN = 0
-    BY_INPUT = 1
-
-
-def weight_layout(activations: ActivationFormat, num_terms: int) -> WeightLayout:
-    """Say which layout such activations need. Pure."""
-    is_rounded = activations == ActivationFormat.BF16 and num_terms == 1
-    return WeightLayout.BY_INPUT if is_rounded else WeightLayout.BY_COLUMN
+    ROTATED = 2
 
 
 class KvDtype(IntEnum):

@@ -4,9 +4,10 @@ Owns: the library's model handle and its scratch memory. The weights stay the ca
 `CpuModel` keeps them alive. Guarantees: a step's results for a request do not depend on what else is in the step.
 """
 
+import contextlib
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -22,6 +23,7 @@ from treadle_kernels.cpu.structs import NUM_PHASES, LayerStruct, ModelStruct
 from treadle_kernels.cpu.threads import ThreadPool
 
 Floats = npt.NDArray[np.float32]
+Float64s = npt.NDArray[np.float64]
 
 
 class StepPhase(IntEnum):
@@ -55,8 +57,8 @@ class ModelShape:
         max_num_tokens: Most tokens of a step; sizes the scratch memory.
         max_num_sampled: Most tokens chosen in a step; likewise.
         activations: What quantised weights are multiplied with; see `fastest_activations`.
-        activation_terms: 2 multiplies quantised weights with activations of about 16 bits, as two terms each; 1 with
-            one term of about 8, which is less exact and less arithmetic.
+        activation_terms: How many numbers make up an activation, each of about 8 bits: 1 or 2 with INT8, 2 with BF16,
+            1 with ROTATED.
     """
 
     hidden_size: int
@@ -109,6 +111,21 @@ class ModelWeights:
     head: PackedLinear
     rope_cos: Floats
     rope_sin: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedInputs:
+    """Sums of squares of what linear layers took in the last step, by input; the same on every machine.
+
+    Attributes:
+        layers: Of each decoder layer, those of the projections to queries, keys and values ``[hidden_size]``, of the
+            output projection ``[num_heads * head_dim]``, of gate and up ``[hidden_size]``, of down
+            ``[intermediate_size]``. Views of the engine's memory.
+        head: ``[hidden_size]``, of the tokens that were sampled after.
+    """
+
+    layers: tuple[tuple[Float64s, ...], ...]
+    head: Float64s
 
 
 class CpuModel:
@@ -167,6 +184,20 @@ class CpuModel:
         seconds = np.zeros(NUM_PHASES, dtype=np.float64)
         load().treadle_model_phase_seconds(self._handle, seconds.ctypes.data)
         return seconds
+
+    @contextlib.contextmanager
+    def observed(self) -> Iterator["ObservedInputs"]:
+        """Have steps write down how large the inputs of linear layers are, while the context lasts."""
+        shape = self.shape
+        widths = (shape.hidden_size, shape.num_heads * shape.head_dim, shape.hidden_size, shape.intermediate_size)
+        squares = np.zeros(len(self._weights.layers) * sum(widths) + shape.hidden_size, dtype=np.float64)
+        call("treadle_model_observe", self._handle, squares.ctypes.data, len(squares))
+        try:
+            *layers, head = np.split(squares, np.cumsum(widths * len(self._weights.layers)))
+            starts = range(0, len(layers), len(widths))
+            yield ObservedInputs(tuple(tuple(layers[start : start + len(widths)]) for start in starts), head)
+        finally:
+            call("treadle_model_observe", self._handle, None, 0)
 
     def step(
         self,

@@ -24,22 +24,20 @@ def linear(
     out: Floats | None = None,
     *,
     activations: ActivationFormat = ActivationFormat.INT8,
-    num_terms: int = 1,
 ) -> Floats:
     """Compute ``x W^T + bias``.
 
-    With quantised weights, x is first turned into terms. INT8: codes for each row and group of 32
-    (`quantize_activations`); sums within a group are exact integers. BF16: with two terms the nearest bfloat16 and the
-    nearest to what that misses; with one, the nearest, and weights are rounded likewise. Groups are added in float32 in
-    the order of k.
+    What quantised weights see of x. INT8: codes for each row and group of 32 (`quantize_activations`); sums within a
+    group are exact integers. BF16: two terms, the nearest bfloat16 and the nearest to what that misses. With both,
+    groups are added in float32 in the order of k. ROTATED: codes of the rotated row with one scale; sums are exact
+    integers.
 
     Args:
         pool: Threads to use.
         weights: ``[n, k]``.
         x: ``[m, k]``.
         out: ``[m, n]`` to write to.
-        activations: How quantised weights see x; must fit their layout.
-        num_terms: 1, or 2 with BF16.
+        activations: How quantised weights see x; ROTATED for those in rotated formats, and for no others.
 
     Raises:
         ValueError: shapes do not fit.
@@ -53,7 +51,6 @@ def linear(
         address(x, "x", np.float32, None, weights.k),
         x.shape[0],
         activations,
-        num_terms,
         address(result, "out", np.float32, x.shape[0], weights.n),
     )
     return result
@@ -106,8 +103,7 @@ def attention(
     num_heads: int,
     sliding_window: int | None = None,
     scale: float | None = None,
-    activations: ActivationFormat = ActivationFormat.INT8,
-    num_terms: int = 1,
+    num_terms: int = 0,
 ) -> Floats:
     """Store a layer's new keys and values, then attend causally. Modifies ``cache``.
 
@@ -120,8 +116,8 @@ def attention(
         num_heads: Query heads.
         sliding_window: Positions that a token sees, its own included; None sees all.
         scale: Of the scores; None is ``head_dim ** -0.5``.
-        activations: With BF16 and a BF16 cache, queries and weights are sums of bfloat16 terms, otherwise float32.
-        num_terms: 1 or 2.
+        num_terms: Of bfloat16, that queries and weights over a BF16 cache are sums of: 1 or 2; 0, and over any other
+            cache, they are float32.
 
     Returns:
         ``[num_tokens, num_heads · head_dim]``.
@@ -143,7 +139,6 @@ def attention(
         num_heads,
         sliding_window or 0,
         head_dim**-0.5 if scale is None else scale,
-        activations,
         num_terms,
         out.ctypes.data,
     )

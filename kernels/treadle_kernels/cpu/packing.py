@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from treadle_kernels.cpu.formats import WeightFormat, WeightLayout
+from treadle_kernels.cpu.formats import WeightFormat
 from treadle_kernels.cpu.library import address, call
 from treadle_kernels.cpu.structs import LinearStruct
 
@@ -32,7 +32,6 @@ class PackedLinear:
         n: Outputs.
         k: Inputs.
         bias: ``[n]`` float32, or None.
-        layout: Of the codes, if it is quantised.
     """
 
     data: Bytes
@@ -40,7 +39,6 @@ class PackedLinear:
     n: int
     k: int
     bias: Floats | None = None
-    layout: WeightLayout = WeightLayout.BY_COLUMN
 
     def struct(self) -> LinearStruct:
         """Describe it to the library; this object must outlive every use."""
@@ -51,7 +49,6 @@ class PackedLinear:
             format=self.format,
             n=self.n,
             k=self.k,
-            layout=self.layout,
         )
 
 
@@ -81,18 +78,17 @@ def pack_linear(
     *,
     bias: Floats | None = None,
     out: Bytes | None = None,
-    layout: WeightLayout = WeightLayout.BY_COLUMN,
 ) -> PackedLinear:
     """Pack a matrix.
 
     Args:
         weight_format: Of ``raw``.
-        raw: Rows as stored in a file: the blocks of a GGUF tensor, or plain numbers (bfloat16 as two bytes each).
+        raw: Rows as stored in a file: the blocks of a GGUF tensor, or plain numbers (bfloat16 as two bytes each);
+            float32 for rotated formats.
         n: Rows.
         k: Columns.
         bias: ``[n]`` float32.
         out: ``[packed_bytes(...)]`` uint8, aligned to `ALIGNMENT`, to pack into; None takes memory of its own.
-        layout: Of the codes; see `weight_layout`.
 
     Raises:
         ValueError: sizes do not fit each other.
@@ -102,7 +98,6 @@ def pack_linear(
     call(
         "treadle_pack",
         weight_format,
-        layout,
         address(source, "raw weights", np.uint8, None),
         source.nbytes,
         n,
@@ -110,7 +105,7 @@ def pack_linear(
         address(packed, "out", np.uint8, None),
         packed.nbytes,
     )
-    return PackedLinear(packed, weight_format, n, k, bias, layout)
+    return PackedLinear(packed, weight_format, n, k, bias)
 
 
 def unpack_rows(weights: PackedLinear, rows: npt.NDArray[np.int32]) -> Floats:

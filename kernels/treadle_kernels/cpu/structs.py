@@ -2,7 +2,7 @@
 
 import ctypes
 
-ABI = 3
+ABI = 4
 NUM_PHASES = 10
 
 
@@ -16,7 +16,6 @@ class LinearStruct(ctypes.Structure):
         ("format", ctypes.c_int32),
         ("n", ctypes.c_int32),
         ("k", ctypes.c_int32),
-        ("layout", ctypes.c_int32),
     )
 
 

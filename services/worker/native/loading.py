@@ -12,14 +12,15 @@ from services.worker.host_memory import available_bytes
 from services.worker.host_tier import HostTier
 from services.worker.kv_budget import plan_max_model_len, plan_num_blocks, plan_num_host_blocks
 from services.worker.loaded_model import LoadedModel
+from services.worker.native.calibration import calibrate
 from services.worker.native.drafter import Drafter
 from services.worker.native.packed_file import Bytes, candidate_paths, open_or_pack
 from services.worker.native.packing import pack_tensors
 from services.worker.native.recipe import Recipe, make_recipe
 from services.worker.native.runner import KvBlocks, NativeRunner
-from services.worker.native.weights import layout_for, model_shape, model_weights
+from services.worker.native.weights import activation_format, model_shape, model_weights
 from services.worker.weights import Checkpoint, MemoryPlan, ProgressCallback
-from treadle_kernels.cpu import CpuModel, KvCache, KvDtype, KvShape, ThreadPool
+from treadle_kernels.cpu import ActivationFormat, CpuModel, KvCache, KvDtype, KvShape, ThreadPool
 
 _KV_DTYPE_BY_NAME = {"float32": KvDtype.F32, "bfloat16": KvDtype.BF16, "int8": KvDtype.INT8}
 
@@ -33,13 +34,11 @@ def load_native(
         EngineError: MODEL_LOAD_FAILED or INVALID_CONFIG, saying what to change.
     """
     model_config = checkpoint.config
-    recipe = make_recipe(
-        checkpoint, config.dtype, config.quantization, layout_for(config.activations, config.activation_bits)
-    )
+    recipe = recipe_for(config, checkpoint)
     kv_shape = kv_shape_of(config, checkpoint)
     num_blocks = plan_num_blocks(
         config,
-        _memory_plan(recipe, kv_shape),
+        _memory_plan(recipe, kv_shape, _base_recipe(config, checkpoint).num_bytes if recipe.is_rotated else 0),
         available_bytes(),
         block_bytes=kv_shape.bytes_per_block(),
         trained_len=model_config.max_model_len,
@@ -50,7 +49,7 @@ def load_native(
     packed = open_or_pack(
         candidate_paths(checkpoint.path, recipe, os.environ),
         recipe,
-        lambda out: pack_tensors(recipe, out, on_progress),
+        lambda out: pack_model(config, checkpoint, recipe, out, on_progress),
     )
     model = build_native_model(config, checkpoint, recipe, packed, max_positions=max_model_len)
     cache = KvCache(kv_shape, num_blocks)
@@ -76,6 +75,44 @@ def load_native(
     )
 
 
+def recipe_for(config: WorkerConfig, checkpoint: Checkpoint) -> Recipe:
+    """Choose the formats of a model's weights.
+
+    Raises:
+        EngineError: INVALID_CONFIG, as `make_recipe`.
+    """
+    is_rotated = activation_format(config.activations, config.activation_bits) == ActivationFormat.ROTATED
+    return make_recipe(checkpoint, config.dtype, config.quantization, is_rotated=is_rotated)
+
+
+def pack_model(
+    config: WorkerConfig,
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    out: Bytes,
+    on_progress: ProgressCallback | None = None,
+) -> None:
+    """Pack a model's weights, rotated ones with the factors that suit them. Modifies ``out``, as `pack_tensors` does.
+
+    Raises:
+        EngineError: MODEL_LOAD_FAILED, when a file cannot be read or has changed since it was opened.
+    """
+    if recipe.is_rotated:
+        factors = calibrate(checkpoint, _base_recipe(config, checkpoint), _num_threads(config))
+        pack_tensors(recipe, out, on_progress, factors)
+    else:
+        pack_tensors(recipe, out, on_progress)
+
+
+def _base_recipe(config: WorkerConfig, checkpoint: Checkpoint) -> Recipe:
+    """Choose the formats that rotated layers are calibrated with."""
+    return make_recipe(checkpoint, config.dtype, config.quantization)
+
+
+def _num_threads(config: WorkerConfig) -> int:
+    return config.num_threads or len(os.sched_getaffinity(0))
+
+
 def draft_settings(config: WorkerConfig) -> DraftSettings | None:
     """Say what is guessed in advance; None: nothing. Pure."""
     if config.speculation == "none":
@@ -99,11 +136,11 @@ def build_native_model(
         model_shape(
             checkpoint.config,
             max_num_tokens=config.max_num_batched_tokens,
-            activation_bits=config.activation_bits,
-            activations=config.activations,
+            activations=activation_format(config.activations, config.activation_bits),
+            activation_terms=config.activation_bits // 8,
         ),
         model_weights(checkpoint.config, recipe, packed, max_positions=max_positions),
-        ThreadPool(config.num_threads or len(os.sched_getaffinity(0))),
+        ThreadPool(_num_threads(config)),
     )
 
 
@@ -137,10 +174,10 @@ def kv_shape_of(config: WorkerConfig, checkpoint: Checkpoint) -> KvShape:
     )
 
 
-def _memory_plan(recipe: Recipe, kv_shape: KvShape) -> MemoryPlan:
+def _memory_plan(recipe: Recipe, kv_shape: KvShape, calibration_bytes: int) -> MemoryPlan:
     return MemoryPlan(
         weights_bytes=recipe.num_bytes,
-        peak_extra_bytes=recipe.peak_extra_bytes,
+        peak_extra_bytes=recipe.peak_extra_bytes + calibration_bytes,
         kv_values_per_token=2 * kv_shape.num_layers * kv_shape.num_kv_heads * kv_shape.head_dim,
     )
 

@@ -6,7 +6,7 @@ weights will take is known before any is read.
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +15,17 @@ from services.common.errors import EngineError, ErrorReason
 from services.worker.config import Dtype, Quantization
 from services.worker.weights import Checkpoint, StoredTensor
 from services.worker.weights.layout import EMBEDDING, HEAD
-from treadle_kernels.cpu import WeightFormat, WeightLayout, pack_linear, packed_bytes, raw_bytes
+from treadle_kernels.cpu import WeightFormat, pack_linear, packed_bytes, raw_bytes
 
 ALIGNMENT = 64
 """Of every tensor in the packed file, as the engine wants packed weights."""
 
 _VERSION = 1
-"""Of everything here and in ``packing`` that decides what a packed tensor holds; raise it when that changes."""
+"""Of everything here, in ``packing`` and in ``calibration`` that decides what a packed tensor holds; raise it when it
+changes."""
+
+_ROTATED_MULTIPLE = 32
+"""Inputs of a layer that the engine can rotate."""
 
 _FORMAT_BY_NAME = {weight_format.name: weight_format for weight_format in WeightFormat}
 _FORMAT_BY_QUANTIZATION = {"int8": WeightFormat.Q8_0, "int4": WeightFormat.Q4_1}
@@ -51,16 +55,19 @@ class Recipe:
     """A model's packed form.
 
     Attributes:
-        variant: What was asked for: ``stored``, ``int8``, ``int4`` or ``float32``.
-        layout: Of the codes of quantised weights.
+        variant: What was asked for: ``stored``, ``int8``, ``int4``, ``float32``; or ``rotated``.
         fingerprint: Digest of the weights' version and of everything that decides the packed bytes.
         tensors: In the order of the file.
     """
 
     variant: str
-    layout: WeightLayout
     fingerprint: str
     tensors: tuple[PackedTensor, ...]
+
+    @property
+    def is_rotated(self) -> bool:
+        """Whether its linear layers are."""
+        return self.variant == "rotated"
 
     @property
     def num_bytes(self) -> int:
@@ -84,7 +91,8 @@ def make_recipe(
     checkpoint: Checkpoint,
     dtype: Dtype,
     quantization: Quantization,
-    layout: WeightLayout = WeightLayout.BY_COLUMN,
+    *,
+    is_rotated: bool = False,
 ) -> Recipe:
     """Choose the formats and lay the tensors out. Pure.
 
@@ -93,31 +101,62 @@ def make_recipe(
         dtype: ``float32`` decodes every weight and computes in float32 throughout; ``bfloat16`` leaves weights as they
             are stored.
         quantization: What matrices that are stored as floating numbers become; those that are stored quantised stay.
-        layout: As the engine wants the codes of quantised weights.
+        is_rotated: All linear layers become integers of rotated rows, whatever they are stored as.
 
     Raises:
-        EngineError: INVALID_CONFIG: both float32 and a quantisation are asked for.
+        EngineError: INVALID_CONFIG: float32 is asked for together with a quantisation or with rotated layers, or rows
+            are too odd to be rotated.
     """
     if dtype == "float32" and quantization != "none":
         text = f"quantization is {quantization}, but dtype float32 asks for weights without any"
         raise EngineError(ErrorReason.INVALID_CONFIG, text, field="quantization")
     variant = "float32" if dtype == "float32" else "stored" if quantization == "none" else quantization
-    tensors = tuple(_lay_out(checkpoint, variant))
     digest = hashlib.sha256(f"{_VERSION}:{checkpoint.weight_version}:{variant}".encode())
+    if is_rotated:
+        _check_rotatable(checkpoint, dtype)
+    tensors = tuple(_lay_out((_rotated_choices if is_rotated else _choices)(checkpoint, variant)))
     for weight_format in sorted({t.weight_format for t in tensors if t.weight_format is not None}):
-        digest.update(_packed_probe(weight_format, layout))
+        digest.update(_packed_probe(weight_format))
     for tensor in tensors:
         digest.update(f"{tensor.name}:{tensor.weight_format}:{tensor.num_bytes};".encode())
-    return Recipe(variant, layout, digest.hexdigest()[:16], tensors)
+    return Recipe("rotated" if is_rotated else variant, digest.hexdigest()[:16], tensors)
 
 
-def _lay_out(checkpoint: Checkpoint, variant: str) -> Iterator[PackedTensor]:
+_Choice = tuple[str, StoredTensor, WeightFormat | None]
+
+
+def _lay_out(choices: Iterable[_Choice]) -> Iterator[PackedTensor]:
     offset = 0
-    for name, stored in checkpoint.stored_tensors.items():
-        weight_format = _run_format(name, stored, variant)
+    for name, stored, weight_format in choices:
         num_bytes = packed_bytes(weight_format, *stored.shape) if weight_format is not None else 4 * stored.shape[0]
         yield PackedTensor(name, stored, weight_format, offset, num_bytes)
         offset += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _choices(checkpoint: Checkpoint, variant: str) -> Iterator[_Choice]:
+    for name, stored in checkpoint.stored_tensors.items():
+        yield name, stored, _run_format(name, stored, variant)
+
+
+def _rotated_choices(checkpoint: Checkpoint, variant: str) -> Iterator[_Choice]:
+    """Choose for rotated layers: the embedding stays what it is; a head that is tied to it is a layer of its own."""
+    stored_tensors = checkpoint.stored_tensors
+    for name, stored in {**stored_tensors, HEAD: stored_tensors.get(HEAD, stored_tensors[EMBEDDING])}.items():
+        if len(stored.shape) == 1 or name == EMBEDDING:
+            yield name, stored, _run_format(name, stored, variant)
+        else:
+            yield name, stored, WeightFormat.ROTATED
+
+
+def _check_rotatable(checkpoint: Checkpoint, dtype: Dtype) -> None:
+    if dtype == "float32":
+        text = "activation_bits is 8, but dtype float32 asks for computing without rounding"
+        raise EngineError(ErrorReason.INVALID_CONFIG, text, field="activation_bits")
+    for name, stored in checkpoint.stored_tensors.items():
+        if len(stored.shape) > 1 and name != EMBEDDING and stored.shape[1] % _ROTATED_MULTIPLE:
+            needs = f"activation_bits 8 needs widths that are multiples of {_ROTATED_MULTIPLE}"
+            text = f"{needs}; {name} takes {stored.shape[1]}"
+            raise EngineError(ErrorReason.INVALID_CONFIG, text, field="activation_bits")
 
 
 def _run_format(name: str, stored: StoredTensor, variant: str) -> WeightFormat | None:
@@ -133,8 +172,10 @@ def _run_format(name: str, stored: StoredTensor, variant: str) -> WeightFormat |
     return WeightFormat.Q8_0 if name in (EMBEDDING, HEAD) else wanted
 
 
-def _packed_probe(weight_format: WeightFormat, layout: WeightLayout) -> bytes:
-    """Pack a small matrix of counting bytes: another layout of the engine's gives other bytes, and so another file."""
+def _packed_probe(weight_format: WeightFormat) -> bytes:
+    """Pack a small matrix of counting numbers: another layout of the engine's gives other bytes, so another file."""
     n, k = 33, 2 * weight_format.block_size * (1 if weight_format.block_size > 1 else 32)
     raw = np.arange(raw_bytes(weight_format, n, k), dtype=np.uint8)
-    return pack_linear(weight_format, raw, n, k, layout=layout).data.tobytes()
+    if weight_format == WeightFormat.ROTATED:
+        raw = np.arange(n * k, dtype=np.float32).view(np.uint8)
+    return pack_linear(weight_format, raw, n, k).data.tobytes()

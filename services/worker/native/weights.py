@@ -14,19 +14,21 @@ from treadle_kernels.cpu import (
     ModelShape,
     ModelWeights,
     PackedLinear,
-    WeightLayout,
     fastest_activations,
-    weight_layout,
 )
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-_ACTIVATION_FORMATS = {"bfloat16": ActivationFormat.BF16, "int8": ActivationFormat.INT8}
+_ACTIVATION_FORMATS = {
+    "bfloat16": ActivationFormat.BF16,
+    "int8": ActivationFormat.INT8,
+    "rotated": ActivationFormat.ROTATED,
+}
 
 
 def model_shape(
-    config: ModelConfig, *, max_num_tokens: int, activation_bits: int = 16, activations: Activations = "auto"
+    config: ModelConfig, *, max_num_tokens: int, activations: ActivationFormat, activation_terms: int
 ) -> ModelShape:
     """Say how large the model and its steps are; each token of a step may be sampled from. Pure."""
     return ModelShape(
@@ -40,19 +42,18 @@ def model_shape(
         sliding_window=config.sliding_window,
         max_num_tokens=max_num_tokens,
         max_num_sampled=max_num_tokens,
-        activations=activation_format(activations),
-        activation_terms=activation_bits // 8,
+        activations=activations,
+        activation_terms=activation_terms,
     )
 
 
-def activation_format(activations: Activations) -> ActivationFormat:
-    """Say what a setting means on this machine."""
-    return fastest_activations() if activations == "auto" else _ACTIVATION_FORMATS[activations]
-
-
-def layout_for(activations: Activations, activation_bits: int) -> WeightLayout:
-    """Say how the codes of weights must lie on this machine."""
-    return weight_layout(activation_format(activations), activation_bits // 8)
+def activation_format(activations: Activations, activation_bits: int) -> ActivationFormat:
+    """Say what the settings mean on this machine."""
+    if activations != "auto":
+        return _ACTIVATION_FORMATS[activations]
+    fastest = fastest_activations()
+    is_rotated = activation_bits == 8 and fastest == ActivationFormat.BF16
+    return ActivationFormat.ROTATED if is_rotated else fastest
 
 
 def model_weights(config: ModelConfig, recipe: Recipe, packed: Bytes, *, max_positions: int) -> ModelWeights:
@@ -71,7 +72,7 @@ def model_weights(config: ModelConfig, recipe: Recipe, packed: Bytes, *, max_pos
         embedding=embedding,
         layers=[_layer(tensors, f"layers.{index}") for index in range(config.num_layers)],
         final_norm=tensors.vector(FINAL_NORM),
-        head=embedding if config.tie_word_embeddings else tensors.linear(HEAD),
+        head=tensors.linear(HEAD) if HEAD in tensors else embedding,
         rope_cos=cos,
         rope_sin=sin,
     )
@@ -83,7 +84,9 @@ class _Tensors:
     def __init__(self, recipe: Recipe, packed: Bytes) -> None:
         self._tensor_by_name = {tensor.name: tensor for tensor in recipe.tensors}
         self._packed = packed
-        self._layout = recipe.layout
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensor_by_name
 
     def linear(self, name: str) -> PackedLinear:
         """View a matrix, with its bias if it has one."""
@@ -91,7 +94,7 @@ class _Tensors:
         assert tensor.weight_format is not None
         bias = self.optional_vector(name.removesuffix(".weight") + ".bias")
         n, k = tensor.stored.shape
-        return PackedLinear(self._bytes(name), tensor.weight_format, n, k, bias, self._layout)
+        return PackedLinear(self._bytes(name), tensor.weight_format, n, k, bias)
 
     def vector(self, name: str) -> Floats:
         """View a vector."""
@@ -99,7 +102,7 @@ class _Tensors:
 
     def optional_vector(self, name: str) -> Floats | None:
         """View a vector, if there is one of that name."""
-        return self.vector(name) if name in self._tensor_by_name else None
+        return self.vector(name) if name in self else None
 
     def _bytes(self, name: str) -> Bytes:
         tensor = self._tensor_by_name[name]

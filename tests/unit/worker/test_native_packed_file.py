@@ -13,7 +13,7 @@ from services.worker.native.recipe import make_recipe
 from services.worker.weights import open_checkpoint
 from services.worker.weights.tensors import stream_tensors
 from tests.unit.worker.native_models import write_model
-from treadle_kernels.cpu import PackedLinear, WeightLayout, unpack_rows
+from treadle_kernels.cpu import PackedLinear, unpack_rows
 
 
 @pytest.fixture
@@ -171,10 +171,14 @@ def test_fingerprint_changes_with_weights_and_with_what_is_done_to_them(tmp_path
     assert make_recipe(plain, "bfloat16", "none") == recipes[0]
 
 
-def test_quantised_weights_packed_for_other_activations_are_another_file(tmp_path):
+def test_rotated_layers_are_another_file_that_leaves_the_first_in_place(tmp_path):
     checkpoint = open_checkpoint(write_model(tmp_path, type_name="Q4_1"))
-    recipes = [make_recipe(checkpoint, "bfloat16", "none", layout) for layout in WeightLayout]
-    assert len({recipe.fingerprint for recipe in recipes}) == len(WeightLayout)
+    stored, rotated = (make_recipe(checkpoint, "bfloat16", "none", is_rotated=choice) for choice in (False, True))
+    paths = [candidate_paths(checkpoint.path, recipe, {})[:1] for recipe in (stored, rotated)]
+    for recipe, path in zip((stored, rotated), paths, strict=True):
+        open_or_pack(path, recipe, CountingPacker())
+    assert all(path.exists() for (path,) in paths)
+    assert stored.fingerprint != rotated.fingerprint
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

@@ -70,17 +70,16 @@ int treadle_packed_bytes(int32_t format, int64_t n, int64_t k, uint64_t* num_byt
     return 0;
 }
 
-int treadle_pack(int32_t format, int32_t layout, const void* raw, uint64_t raw_bytes, int64_t n, int64_t k, void* packed,
+int treadle_pack(int32_t format, const void* raw, uint64_t raw_bytes, int64_t n, int64_t k, void* packed,
                  uint64_t packed_size) {
     uint64_t wanted_raw = 0, wanted_packed = 0;
     TREADLE_TRY(treadle_raw_bytes(format, n, k, &wanted_raw));
     TREADLE_TRY(treadle_packed_bytes(format, n, k, &wanted_packed));
-    TREADLE_TRY(check_layout(layout, "weights"));
     TREADLE_REQUIRE(raw != nullptr && raw_bytes == wanted_raw, "raw weights must have %llu bytes, have %llu",
                     static_cast<unsigned long long>(wanted_raw), static_cast<unsigned long long>(raw_bytes));
     TREADLE_REQUIRE(packed != nullptr && packed_size == wanted_packed, "packed weights must have %llu bytes, have %llu",
                     static_cast<unsigned long long>(wanted_packed), static_cast<unsigned long long>(packed_size));
-    pack(*format_info(format), layout, static_cast<const uint8_t*>(raw), n, k, static_cast<uint8_t*>(packed));
+    pack(*format_info(format), static_cast<const uint8_t*>(raw), n, k, static_cast<uint8_t*>(packed));
     return 0;
 }
 
@@ -98,36 +97,36 @@ int treadle_unpack_rows(const treadle_linear* weights, const int32_t* rows, int6
 }
 
 int treadle_linear_forward(treadle_pool* pool, const treadle_linear* weights, const float* x, int64_t m,
-                           int32_t activations, int32_t num_terms, float* y) {
+                           int32_t activations, float* y) {
     TREADLE_REQUIRE(pool != nullptr && weights != nullptr, "pool or weights is null");
     TREADLE_TRY(check_linear(*weights, "weights"));
     TREADLE_TRY(check_matrix(x, m, weights->k, "x"));
     TREADLE_TRY(check_matrix(y, m, weights->n, "y"));
-    const bool is_split = activations == TREADLE_ACTIVATIONS_BF16;
-    TREADLE_REQUIRE(is_split || activations == TREADLE_ACTIVATIONS_INT8, "unknown activations %d", activations);
-    TREADLE_REQUIRE(num_terms >= 1 && num_terms <= (is_split ? 2 : 1), "num_terms must be from 1 to %d, is %d",
-                    is_split ? 2 : 1, num_terms);
-    TREADLE_TRY(check_fit(*weights, activations, num_terms, "weights"));
+    TREADLE_REQUIRE(activations >= TREADLE_ACTIVATIONS_INT8 && activations <= TREADLE_ACTIVATIONS_ROTATED,
+                    "unknown activations %d", activations);
+    TREADLE_TRY(check_fit(*weights, activations, "weights"));
     return guarded([&] {
         const int64_t k = weights->k;
         ActivationBuffer buffer;
+        ThreadScratch scratch;
+        scratch.reserve(pool->num_threads(), linear_scratch_bytes(k));
         if (format_info(weights->format)->is_quantized) {
-            buffer.reserve(static_cast<treadle_activations>(activations), num_terms, m, k);
-            pool->run_ranges(m, kRowBlock, [&](int64_t begin, int64_t end, int) {
-                if (buffer.is_rounded()) return buffer.round_rows(x + begin * k, begin, end, m, k);
+            buffer.reserve(static_cast<treadle_activations>(activations), m, k);
+            pool->run_ranges(m, kRowBlock, [&](int64_t begin, int64_t end, int thread) {
                 for (int64_t row = begin; row < end; ++row) {
-                    if (is_split) {
-                        buffer.split_row(x + row * k, row, k);
+                    const float* values = x + row * k;
+                    if (activations == TREADLE_ACTIVATIONS_BF16) {
+                        buffer.split_row(values, row, k);
+                    } else if (activations == TREADLE_ACTIVATIONS_ROTATED) {
+                        buffer.rotate_row(values, row, k, scratch.of<float>(thread));
                     } else {
-                        kernels().quantize_row(x + row * k, k, buffer.quantized_row(row, k));
+                        kernels().quantize_row(values, k, buffer.quantized_row(row, k));
                     }
                 }
             });
         }
-        ThreadScratch scratch;
-        scratch.reserve(pool->num_threads(), linear_scratch_bytes(k));
         const LinearJob job{weights, y, weights->n, false};
-        run_linear(*pool, scratch, buffer.view(x, m), m, &job, 1);
+        run_linear(*pool, scratch, buffer.view(x), m, &job, 1);
         return 0;
     });
 }
@@ -140,7 +139,7 @@ int treadle_quantize(const float* x, int64_t m, int64_t k, int8_t* values, float
     TREADLE_TRY(check_matrix(scales, m, 1, "scales"));
     return guarded([&] {
         ActivationBuffer block;
-        block.reserve(TREADLE_ACTIVATIONS_INT8, 1, 1, k);
+        block.reserve(TREADLE_ACTIVATIONS_INT8, 1, k);
         for (int64_t row = 0; row < m; ++row) {
             const QuantizedRow out = block.quantized_row(0, k);
             kernels().quantize_row(x + row * k, k, out);

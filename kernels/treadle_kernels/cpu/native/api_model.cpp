@@ -24,8 +24,8 @@ int treadle_kv_bytes_per_block(const treadle_kv* kv, uint64_t* num_bytes) {
 }
 
 int treadle_attention(treadle_pool* pool, const treadle_kv* kv, int32_t layer, const treadle_rows* rows,
-                      const float* qkv, int32_t num_heads, int32_t sliding_window, float scale, int32_t activations,
-                      int32_t num_terms, float* out) {
+                      const float* qkv, int32_t num_heads, int32_t sliding_window, float scale, int32_t num_terms,
+                      float* out) {
     TREADLE_REQUIRE(pool != nullptr && kv != nullptr && rows != nullptr, "pool, kv or rows is null");
     TREADLE_TRY(check_rows(*rows, *kv));
     TREADLE_REQUIRE(layer >= 0 && layer < kv->num_layers, "layer must be from 0 to %d, is %d", kv->num_layers - 1,
@@ -33,9 +33,7 @@ int treadle_attention(treadle_pool* pool, const treadle_kv* kv, int32_t layer, c
     TREADLE_REQUIRE(num_heads >= 1 && num_heads <= 4096 && num_heads % kv->num_kv_heads == 0,
                     "num_heads must be a multiple of num_kv_heads %d, is %d", kv->num_kv_heads, num_heads);
     TREADLE_REQUIRE(sliding_window >= 0, "sliding_window must be at least 0, is %d", sliding_window);
-    TREADLE_REQUIRE(activations == TREADLE_ACTIVATIONS_INT8 || activations == TREADLE_ACTIVATIONS_BF16,
-                    "unknown activations %d", activations);
-    TREADLE_REQUIRE(num_terms >= 1 && num_terms <= 2, "num_terms must be from 1 to 2, is %d", num_terms);
+    TREADLE_REQUIRE(num_terms >= 0 && num_terms <= 2, "num_terms must be from 0 to 2, is %d", num_terms);
     TREADLE_REQUIRE((qkv != nullptr && out != nullptr) || rows->num_tokens == 0, "qkv or out is null");
     return guarded([&] {
         const int64_t query_width = int64_t{num_heads} * kv->head_dim,
@@ -50,8 +48,7 @@ int treadle_attention(treadle_pool* pool, const treadle_kv* kv, int32_t layer, c
         }
         AttentionPlan plan;
         plan.reserve(pool->num_threads(), num_heads, kv->num_kv_heads, kv->head_dim);
-        const int32_t terms = activations == TREADLE_ACTIVATIONS_BF16 ? num_terms : 0;
-        plan.make(*rows, *kv, {num_heads, sliding_window, scale, terms}, pool->num_threads());
+        plan.make(*rows, *kv, {num_heads, sliding_window, scale, num_terms}, pool->num_threads());
         plan.run(*pool, *kv, layer, qkv, out);
         return 0;
     });
@@ -100,6 +97,15 @@ int treadle_model_step(treadle_model* model, const treadle_kv* kv, const treadle
         model->step(*kv, *rows, token_ids, sampling, num_sampled, sampled, logits);
         return 0;
     });
+}
+
+int treadle_model_observe(treadle_model* model, double* squares, int64_t num_squares) {
+    TREADLE_REQUIRE(model != nullptr, "model is null");
+    const int64_t wanted = model->num_inputs();
+    TREADLE_REQUIRE(squares == nullptr || num_squares == wanted, "squares must have %lld numbers, has %lld",
+                    static_cast<long long>(wanted), static_cast<long long>(num_squares));
+    model->observe(squares);
+    return 0;
 }
 
 void treadle_model_phase_seconds(const treadle_model* model, double seconds[TREADLE_NUM_PHASES]) {

@@ -5,21 +5,13 @@
 //   quants   codes, `quant_bytes` a group (below)
 //   scales   [groups][scales per group][16], f16 or f32
 //   minima   [groups][16] likewise, where the format has them
-// A weight is (code - offset) * scale + minimum. The codes of a group lie in one of two orders.
-//
-// By column, for dot products: an input quad is 4 consecutive inputs; a plane of 64 bytes holds one quad of all 16
-// columns, byte 4 c + b being input b of column c.
+// A weight is (code - offset) * scale + minimum. An input quad is 4 consecutive inputs; a plane of 64 bytes holds one quad
+// of all 16 columns, byte 4 c + b being input b of column c.
 //   4 bits   4 planes; the low nibbles of plane i are quad i, the high ones quad i + 4
 //   5 bits   as 4 bits, then 8 masks of 64 bits, bit 4 c + b of mask i being the fifth bit in quad i
 //   6 bits   as 4 bits, then 2 planes with two more bits of four quads each: bits 2 i of plane j are quad 4 j + i
 //   8 bits   8 planes, code = value + 128
-//
-// By input, for tile products: a plane of 64 bytes is 32 words, one for each input, that hold that input's codes of some
-// columns; a vector of all inputs of one column is then a shift away.
-//   4 bits   4 planes; nibble i of a word of plane j is column 4 j + i
-//   5 bits   as 4 bits, then 16 masks of 32 bits, bit i of mask c being the fifth bit of input i of column c
-//   6 bits   as 4 bits, then 2 planes with two more bits of eight columns each: bits 2 i of plane j are column 8 j + i
-//   8 bits   the 32 codes of one column after the other, code = value + 128
+// Rotated rows are planes of 8 bits for all quads, inputs padded to a multiple of 64, and then [16] f32 scales.
 // Floating formats keep [k][16] numbers a tile.
 #ifndef TREADLE_FORMATS_H
 #define TREADLE_FORMATS_H
@@ -32,6 +24,7 @@ namespace treadle {
 
 constexpr int kGroup = 32;    // inputs that share an activation scale
 constexpr int kColumns = 16;  // outputs of a tile
+constexpr int kTileInputs = 64;  // of one tile product of bytes
 
 struct FormatInfo {
     int32_t format;
@@ -44,6 +37,7 @@ struct FormatInfo {
     int scale_bytes;       // 2: f16, 4: f32; of minima too
     bool has_minimum;
     int offset;
+    bool is_rotated = false;
 };
 
 // Null for a format that the library does not know.
@@ -60,12 +54,16 @@ static inline const FormatInfo* format_info(int32_t format) {
         {TREADLE_Q4_K, "Q4_K", 256, 144, true, 256, 1, 4, true, 0},
         {TREADLE_Q5_K, "Q5_K", 256, 176, true, 320, 1, 4, true, 0},
         {TREADLE_Q6_K, "Q6_K", 256, 210, true, 384, 2, 4, false, 32},
+        {TREADLE_ROTATED, "ROTATED", 32, 128, true, 0, 0, 4, false, 128, true},
     };
     for (const FormatInfo& info : kFormats) {
         if (info.format == format) return &info;
     }
     return nullptr;
 }
+
+// Inputs of rotated rows, with padding.
+static inline int64_t padded_inputs(int64_t k) { return (k + kTileInputs - 1) / kTileInputs * kTileInputs; }
 
 // Where the planes of a tile start, in bytes from the tile's start.
 struct TileLayout {
@@ -76,6 +74,10 @@ struct TileLayout {
 
 static inline TileLayout tile_layout(const FormatInfo& info, int64_t k) {
     if (!info.is_quantized) return {0, 0, (k * kColumns * info.raw_block_bytes + 63) / 64 * 64};
+    if (info.is_rotated) {
+        const int64_t scales = padded_inputs(k) * kColumns;
+        return {scales, 0, scales + kColumns * int64_t{sizeof(float)}};
+    }
     const int64_t groups = k / kGroup, vector_bytes = kColumns * info.scale_bytes;
     const int64_t scales = groups * info.quant_bytes;
     const int64_t minima = scales + groups * info.scales_per_group * vector_bytes;
@@ -96,27 +98,17 @@ struct CodePlace {
 };
 
 // Where the lowest four bits of a code lie, or all eight.
-static inline CodePlace low_bits(const FormatInfo& info, int32_t layout, int column, int input) {
-    const bool is_byte = info.quant_bytes == 512;
-    if (layout == TREADLE_LAYOUT_BY_INPUT) {
-        if (is_byte) return {kGroup * column + input, 0};
-        return {64 * (column / 4) + 2 * input + column % 4 / 2, 4 * (column % 2)};
-    }
+static inline CodePlace low_bits(const FormatInfo& info, int column, int input) {
     const int quad = input / 4, byte = 4 * column + input % 4;
-    if (is_byte) return {64 * quad + byte, 0};
+    if (info.quant_bytes == 512) return {64 * quad + byte, 0};
     return {64 * (quad % 4) + byte, quad < 4 ? 0 : 4};
 }
 
 // Where the others lie: one bit in formats of five, two in those of six.
-static inline CodePlace high_bits(const FormatInfo& info, int32_t layout, int column, int input) {
+static inline CodePlace high_bits(const FormatInfo& info, int column, int input) {
     constexpr int kStart = 256;  // behind the planes of low bits
-    const bool is_bit = info.quant_bytes == 320;
-    if (layout == TREADLE_LAYOUT_BY_INPUT) {
-        if (is_bit) return {kStart + 4 * column + input / 8, input % 8};
-        return {kStart + 64 * (column / 8) + 2 * input + column % 8 / 4, 2 * (column % 4)};
-    }
     const int quad = input / 4, byte = 4 * column + input % 4;
-    if (is_bit) return {kStart + 8 * quad + byte / 8, byte % 8};
+    if (info.quant_bytes == 320) return {kStart + 8 * quad + byte / 8, byte % 8};
     return {kStart + 64 * (quad / 4) + byte, 2 * (quad % 4)};
 }
 

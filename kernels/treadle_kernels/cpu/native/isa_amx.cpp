@@ -1,7 +1,7 @@
-// Linear layers and attention on AMX bfloat16 tiles; everything else as on AVX-512.
+// Linear layers and attention on AMX tiles; everything else as on AVX-512.
 #include "kernels.h"
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -11,21 +11,21 @@
 #include "rows.inl"
 #include "linear.inl"
 #include "linear_split.inl"
-#include "amx_gated.inl"
+#include "amx_rotated.inl"
 #include "amx_split.inl"
 #include "attention_amx.inl"
 
 namespace {
 
-constexpr int kFewRows = 2;  // of two terms: so many are faster on AVX-512
+constexpr int kFewRows = 2;         // of two terms: so many are faster on AVX-512
+constexpr int kFewRotatedRows = 4;  // likewise
 
 void linear_with_tiles(const LinearCall& call) {
-    const bool is_quantized = treadle::format_info(call.weights->format)->is_quantized;
-    if (is_quantized && call.x->rounded != nullptr) {
-        return with_format(call.weights->format, [&](auto format) { RoundedProduct<decltype(format)>(call).run(); });
-    }
+    const treadle::FormatInfo& info = *treadle::format_info(call.weights->format);
     const int64_t rows = call.row_end - call.row_begin;
-    if (!is_quantized || call.x->terms == nullptr || rows <= kFewRows) return treadle::avx512_kernels()->linear(call);
+    if (info.is_rotated && rows > kFewRotatedRows) return rotated_linear_with_tiles(call);
+    const bool is_split = info.is_quantized && call.x->terms != nullptr && rows > kFewRows;
+    if (info.is_rotated || !is_split) return treadle::avx512_kernels()->linear(call);
     with_format(call.weights->format, [&](auto format) {
         if (rows > 8) return SplitProduct<decltype(format), 16>(call).run();
         if (rows > 4) return SplitProduct<decltype(format), 8>(call).run();
@@ -33,15 +33,11 @@ void linear_with_tiles(const LinearCall& call) {
     });
 }
 
-void gate_with_tiles(const GatedCall& call) {
-    with_format(call.gate->format, [&](auto format) { GatedProduct<decltype(format)>(call).run(); });
-}
-
 // Linux hands out the tile registers on request only (Documentation/arch/x86/xstate.rst).
 bool has_tiles() {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
-    bool has_instructions = (edx >> 24 & 1) != 0 && (edx >> 22 & 1) != 0;
+    bool has_instructions = (edx >> 24 & 1) != 0 && (edx >> 25 & 1) != 0 && (edx >> 22 & 1) != 0;
     // Vector instructions for bfloat16 came before tiles.
     has_instructions &= __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
     constexpr int kRequestPermission = 0x1023, kTileData = 18;

@@ -6,7 +6,7 @@
 
 #include "rows.inl"
 #include "linear.inl"
-#include "linear_rounded.inl"
+#include "linear_rotated.inl"
 #include "linear_split.inl"
 #include "attention.inl"
 #include "kv_write.inl"

@@ -13,20 +13,21 @@ namespace treadle {
 constexpr int kRowBlock = 16;  // rows whose codes lie side by side, group by group
 
 // Activations of some rows in the forms that linear layers take: numbers for floating weights, and for quantised ones
-// int8 codes or bfloat16 terms. Codes and terms lie in blocks of rows, so that a kernel that works on several rows
+// int8 codes, bfloat16 terms, or int8 codes of rotated rows. Codes and terms lie in blocks of rows, so that a kernel that works on several rows
 // finds them at fixed distances; the last block is readable as a whole.
 //
 // Codes: a value is its code times the scale of its group of 32.
 // Terms: a value is the sum of two terms, the nearest bfloat16 and the nearest to what that misses. The terms of a group
 // are in the order of term_input(); behind the groups follow sum groups for weights with minima: words 2 i and 2 i + 1
 // both hold the sum of the terms of the i-th of 16 groups.
-// Rounded: a value is its nearest bfloat16. Blocks have as few rows as there are, in powers of two up to 16, and lie as
-// the second operand of a tile product.
+// Rotated: the rotated row's values are its codes times the row's scale. Inputs are padded with zeros to a multiple of 64,
+// and lie as the first operand of a tile product.
 struct Activations {
     const float* values = nullptr;       // [rows][k]
     const uint16_t* terms = nullptr;     // [row blocks]{[groups][2], [sum groups][2]}[16][32], or null
-    const uint16_t* rounded = nullptr;   // [row blocks][groups][16 pairs of inputs][block_rows][2], or null
-    int block_rows = kRowBlock;          // of `rounded`
+    const int8_t* rotated = nullptr;     // [row blocks][padded k / 64][16][64], or null
+    const float* row_scales = nullptr;   // [rows], of `rotated`
+    const int32_t* row_sums = nullptr;   // [rows]: sums of a row's codes
     const int8_t* codes = nullptr;       // [row blocks][groups][16][32]
     const float* scales = nullptr;       // [row blocks][groups][16]
     const float* sums = nullptr;         // likewise: scale times the sum of the group's codes
@@ -47,13 +48,9 @@ static inline int64_t term_block_words(int64_t k) {
 // weight codes, four inputs of a column side by side, gives two vectors of pairs without moving lanes.
 static inline int term_input(int word) { return (word & ~3) | (word & 1) << 1 | (word & 2) >> 1; }
 
-// Rows of a block of rounded activations, where there are `rows` of them.
-static inline int rounded_block_rows(int64_t rows) {
-    return rows > 8 ? 16 : rows > 4 ? 8 : rows > 2 ? 4 : rows > 1 ? 2 : 1;
-}
-// Words from the start of rounded activations to the first of a row.
-static inline int64_t rounded_row_offset(int64_t row, int64_t k, int block_rows) {
-    return row / block_rows * block_rows * k + row % block_rows * 2;
+// Bytes from the start of rotated activations to the first of a row; those of the next 64 inputs are 16 * 64 further.
+static inline int64_t rotated_row_offset(int64_t row, int64_t k) {
+    return row / kRowBlock * kRowBlock * padded_inputs(k) + row % kRowBlock * kTileInputs;
 }
 
 // Where quantize_row writes: the row's place in the first group, in the same arrays.
@@ -62,6 +59,13 @@ struct QuantizedRow {
     float* scales;
     float* sums;
     int32_t* code_sums;
+};
+
+// Where rotate_row writes.
+struct RotatedRow {
+    int8_t* codes;
+    float* scale;
+    int32_t* sum;
 };
 
 // Rows [row_begin, row_end) of some tiles of a product: y[row][column] = (or +=) x W^T + bias.
@@ -78,12 +82,12 @@ struct LinearCall {
     uint8_t* scratch;  // linear_scratch_bytes of this thread, 64-byte aligned
 };
 
-// Rows and tiles of two products with rounded activations, of whose results SwiGLU makes the activations that follow.
+// Rows and tiles of two products and SwiGLU of them: y[row][column] = silu(x Gate^T) * (x Up^T).
 struct GatedCall {
-    const treadle_linear* gate;  // of one format and shape with `up`, quantised, without biases
+    const treadle_linear* gate;  // rotated, as `up`, of the same shape; without biases
     const treadle_linear* up;
     const Activations* x;
-    uint16_t* out;  // rounded, as x->rounded: [row blocks][n / 32][16 pairs of inputs][block_rows][2]
+    float* y;  // [rows][n]
     int64_t tile_begin;
     int64_t tile_end;
     int64_t row_begin;
@@ -149,15 +153,14 @@ struct Kernels {
     // Writes the terms of a row, the first to `out`, the others kTermWords apart.
     // Magnitudes below 2^-90 become 0, so that no product or sum is ever denormal.
     void (*split_row)(const float* x, int64_t k, uint16_t* out);
-    // Rounds rows of a block, `stride` apart, from its first on; the others are written as zeros or not at all.
-    // Magnitudes below 2^-70 become 0, for the same reason: weights are multiples of 2^-24.
-    void (*round_rows)(const float* x, int64_t stride, int rows, int64_t k, int block_rows, uint16_t* out);
+    // Rotates a row and writes its codes, those of the padding included; `scratch` has room for the row.
+    void (*rotate_row)(const float* x, int64_t k, float* scratch, const RotatedRow& out);
     void (*rms_norm_row)(const float* x, const float* weight, int64_t n, float eps, float* y);
     void (*swiglu_row)(const float* gate, const float* up, int64_t n, float* y);
     void (*rotate_head)(float* head, const float* cos, const float* sin, int64_t half);
     void (*write_kv)(const KvWriteCall& call);
     void (*linear)(const LinearCall& call);
-    // Bits as of `linear` twice, swiglu_row and round_rows; null: that is how it is done.
+    // Bits as of `linear` twice and swiglu_row; null: that is how it is done.
     void (*gate)(const GatedCall& call);
     void (*attend)(const AttentionCall& call);
     // Folds `num_partitions` partial results in order and writes the outputs of `rows` = num_queries * group_size rows.
@@ -171,14 +174,11 @@ struct Kernels {
 constexpr int64_t kMaxLinearRows = 512;  // of a call
 
 // What a thread's part of a product needs, whatever the kernel. Two terms: codes and products on their way, and sums of
-// the rows of a call for two column tiles; or two rows of terms. Rounded: weights of eight column tiles, and two sets of
-// products; or one group of them as float32, and sums of the rows of a call.
+// the rows of a call for two column tiles; or two rows of terms. Rotated: two sets of sums of four tiles.
 constexpr int64_t linear_scratch_bytes(int64_t k) {
     const int64_t of_sums = 24 * 1024 + kMaxLinearRows * 2 * kColumns * int64_t{sizeof(float)};
     const int64_t of_rows = 20 * (k + 1024);
-    const int64_t of_weights = 8 * kColumns * (k + kGroup) * int64_t{sizeof(uint16_t)} + 8 * 1024;
-    const int64_t largest = of_sums > of_rows ? of_sums : of_rows;
-    return largest > of_weights ? largest : of_weights;
+    return of_sums > of_rows ? of_sums : of_rows;
 }
 
 static inline int64_t attention_rows(int64_t group_size) {

@@ -15,25 +15,20 @@ namespace treadle {
 // Memory for one matrix of activations, as numbers and as codes, for matrices up to a size.
 class ActivationBuffer {
  public:
-    // In a format, with so many terms a number.
-    void reserve(treadle_activations format, int num_terms, int64_t max_rows, int64_t max_k);
+    void reserve(treadle_activations format, int64_t max_rows, int64_t max_k);
     treadle_activations format() const { return format_; }
     // Where row `row` of a matrix with k columns is quantised to.
     QuantizedRow quantized_row(int64_t row, int64_t k) const;
-    bool is_rounded() const { return format_ == TREADLE_ACTIVATIONS_BF16 && num_terms_ == 1; }
     // Writes a row as two terms.
     void split_row(const float* values, int64_t row, int64_t k) const;
-    // Rounds rows [begin, end) of so many, `values` being those of the first, which is the first of a block.
-    void round_rows(const float* values, int64_t begin, int64_t end, int64_t rows, int64_t k) const;
+    // Rotates a row; `scratch` has room for it.
+    void rotate_row(const float* values, int64_t row, int64_t k, float* scratch) const;
     // The matrix for linear layers; `values` are its numbers, for floating formats.
-    Activations view(const float* values, int64_t rows) const;
-    // Where rounded rows go.
-    uint16_t* rounded() const { return terms_.data(); }
+    Activations view(const float* values) const;
     int64_t num_bytes() const;
 
  private:
     treadle_activations format_ = TREADLE_ACTIVATIONS_INT8;
-    int num_terms_ = 1;
     Buffer<uint16_t> terms_;
     Buffer<int8_t> codes_;
     Buffer<float> scales_;
@@ -67,11 +62,11 @@ struct LinearJob {
 void run_linear(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,
                 const LinearJob* jobs, int num_jobs);
 
-// Whether SwiGLU of two layers can be computed on their way out, for activations of this kind.
-bool can_gate(const treadle_linear& gate, const treadle_linear& up, const ActivationBuffer& activations);
-// Rounds SwiGLU of two layers to `out`, which is another buffer than that of x.
+// Whether SwiGLU of two layers with so many rows is computed on their way out.
+bool can_gate(const treadle_linear& gate, const treadle_linear& up, int64_t rows);
+// y[rows][n] = silu(x Gate^T) * (x Up^T).
 void run_gated(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,
-               const treadle_linear& gate, const treadle_linear& up, const ActivationBuffer& out);
+               const treadle_linear& gate, const treadle_linear& up, float* y);
 
 int64_t kv_block_bytes(const treadle_kv& kv);
 // Memory of one key head's numbers in one layer.

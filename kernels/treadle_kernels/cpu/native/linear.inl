@@ -12,7 +12,6 @@ namespace {
 using treadle::Activations;
 using treadle::kColumns;
 using treadle::kGroup;
-using treadle::kRowBlock;
 using treadle::LinearCall;
 using treadle::TileLayout;
 

@@ -14,19 +14,25 @@ constexpr int64_t kBytesPerChunk = 32 * 1024;
 
 }  // namespace
 
-void ActivationBuffer::reserve(treadle_activations format, int num_terms, int64_t max_rows, int64_t max_k) {
-    const int64_t padded_rows = (max_rows + 15) / 16 * 16, groups = (max_k + kGroup - 1) / kGroup;
+void ActivationBuffer::reserve(treadle_activations format, int64_t max_rows, int64_t max_k) {
+    const int64_t padded_rows = (max_rows + kRowBlock - 1) / kRowBlock * kRowBlock, groups = (max_k + kGroup - 1) / kGroup;
     format_ = format;
-    num_terms_ = num_terms;
-    if (format == TREADLE_ACTIVATIONS_BF16) {
-        const int64_t blocks = padded_rows / kRowBlock, width = groups * kGroup;
-        terms_.reserve(is_rounded() ? padded_rows * width : blocks * term_block_words(width));
-        return;
+    switch (format) {
+        case TREADLE_ACTIVATIONS_BF16:
+            terms_.reserve(padded_rows / kRowBlock * term_block_words(groups * kGroup));
+            return;
+        case TREADLE_ACTIVATIONS_ROTATED:
+            codes_.reserve(padded_rows * padded_inputs(max_k));
+            scales_.reserve(padded_rows);
+            code_sums_.reserve(padded_rows);
+            return;
+        case TREADLE_ACTIVATIONS_INT8:
+            codes_.reserve(padded_rows * groups * kGroup + 64);
+            scales_.reserve(padded_rows * groups);
+            sums_.reserve(padded_rows * groups);
+            code_sums_.reserve(padded_rows * groups * 2);
+            return;
     }
-    codes_.reserve(padded_rows * groups * kGroup + 64);
-    scales_.reserve(padded_rows * groups);
-    sums_.reserve(padded_rows * groups);
-    code_sums_.reserve(padded_rows * groups * 2);
 }
 
 QuantizedRow ActivationBuffer::quantized_row(int64_t row, int64_t k) const {
@@ -41,28 +47,30 @@ void ActivationBuffer::split_row(const float* values, int64_t row, int64_t k) co
     kernels().split_row(values, k, block + row % kRowBlock * kGroup);
 }
 
-void ActivationBuffer::round_rows(const float* values, int64_t begin, int64_t end, int64_t rows, int64_t k) const {
-    const int block_rows = rounded_block_rows(rows);
-    for (int64_t row = begin; row < end; row += block_rows) {
-        const int count = static_cast<int>(std::min<int64_t>(end - row, block_rows));
-        uint16_t* out = terms_.data() + rounded_row_offset(row, k, block_rows);
-        kernels().round_rows(values + (row - begin) * k, k, count, k, block_rows, out);
-    }
+void ActivationBuffer::rotate_row(const float* values, int64_t row, int64_t k, float* scratch) const {
+    int8_t* codes = codes_.data() + rotated_row_offset(row, k);
+    kernels().rotate_row(values, k, scratch, {codes, scales_.data() + row, code_sums_.data() + row});
 }
 
-Activations ActivationBuffer::view(const float* values, int64_t rows) const {
+Activations ActivationBuffer::view(const float* values) const {
     Activations x;
     x.values = values;
-    if (is_rounded()) {
-        x.rounded = terms_.data();
-        x.block_rows = rounded_block_rows(rows);
-    } else if (format_ == TREADLE_ACTIVATIONS_BF16) {
-        x.terms = terms_.data();
+    switch (format_) {
+        case TREADLE_ACTIVATIONS_BF16:
+            x.terms = terms_.data();
+            break;
+        case TREADLE_ACTIVATIONS_ROTATED:
+            x.rotated = codes_.data();
+            x.row_scales = scales_.data();
+            x.row_sums = code_sums_.data();
+            break;
+        case TREADLE_ACTIVATIONS_INT8:
+            x.codes = codes_.data();
+            x.scales = scales_.data();
+            x.sums = sums_.data();
+            x.code_sums = code_sums_.data();
+            break;
     }
-    x.codes = codes_.data();
-    x.scales = scales_.data();
-    x.sums = sums_.data();
-    x.code_sums = code_sums_.data();
     return x;
 }
 
@@ -186,13 +194,13 @@ void run_linear(ThreadPool& pool, const ThreadScratch& scratch, const Activation
     });
 }
 
-bool can_gate(const treadle_linear& gate, const treadle_linear& up, const ActivationBuffer& activations) {
-    return kernels().gate != nullptr && activations.is_rounded() && format_info(gate.format)->is_quantized &&
-           gate.format == up.format && gate.n % kGroup == 0 && gate.bias == nullptr && up.bias == nullptr;
+bool can_gate(const treadle_linear& gate, const treadle_linear& up, int64_t rows) {
+    return kernels().gate != nullptr && rows > kRowBlock && gate.format == TREADLE_ROTATED && up.format == gate.format &&
+           gate.bias == nullptr && up.bias == nullptr;
 }
 
 void run_gated(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,
-               const treadle_linear& gate, const treadle_linear& up, const ActivationBuffer& out) {
+               const treadle_linear& gate, const treadle_linear& up, float* y) {
     if (rows == 0) return;
     Chunks chunks(pool.num_threads(), rows);
     chunks.add(num_tiles(gate.n), 2 * tile_bytes(gate));
@@ -202,7 +210,7 @@ void run_gated(ThreadPool& pool, const ThreadScratch& scratch, const Activations
         call.gate = &gate;
         call.up = &up;
         call.x = &x;
-        call.out = out.rounded();
+        call.y = y;
         call.tile_begin = chunk.tile_begin;
         call.tile_end = chunk.tile_end;
         call.row_begin = chunk.row_begin;

@@ -22,6 +22,15 @@ void add_terms(float* y, const float* rest, const float* bias, int64_t n) {
     for (int64_t i = 0; i < n; ++i) y[i] += bias[i];
 }
 
+// Sums of squares by column; returns where those of the next matrix go.
+double* write_squares(const float* values, int64_t rows, int64_t k, double* out) {
+    std::fill(out, out + k, 0.0);
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t i = 0; i < k; ++i) out[i] += static_cast<double>(values[row * k + i]) * values[row * k + i];
+    }
+    return out + k;
+}
+
 }  // namespace
 
 Model::Model(const treadle_model_desc& desc, ThreadPool& pool)
@@ -32,7 +41,6 @@ Model::Model(const treadle_model_desc& desc, ThreadPool& pool)
     const int64_t tokens = desc.max_num_tokens;
     widest_ = std::max<int64_t>({desc.hidden_size, desc.intermediate_size, query_width_});
     const int64_t rows = std::max<int64_t>(tokens, desc.max_num_sampled);
-    const int terms = desc.activation_terms;
     const int64_t copies = is_doubled() ? 2 : 1;
     hidden_.reset(copies * tokens * desc.hidden_size);
     normed_.reset(rows * desc.hidden_size);
@@ -44,8 +52,7 @@ Model::Model(const treadle_model_desc& desc, ThreadPool& pool)
     logits_.reset(copies * int64_t{desc.max_num_sampled} * desc.vocab_size);
     if (is_doubled()) residuals_.reset(pool.num_threads() * widest_);
     const auto format = static_cast<treadle_activations>(desc.activations);
-    activations_.reserve(format, terms, copies * rows, widest_);
-    if (activations_.is_rounded()) gated_activations_.reserve(format, terms, tokens, desc.intermediate_size);
+    activations_.reserve(format, copies * rows, widest_);
     scratch_.reserve(pool.num_threads(), linear_scratch_bytes(widest_));
     normed_rows_.reserve(pool.num_threads(), kRowBlock * desc.hidden_size * int64_t{sizeof(float)});
     attention_.reserve(pool.num_threads(), desc.num_heads, desc.num_kv_heads, desc.head_dim);
@@ -54,13 +61,16 @@ Model::Model(const treadle_model_desc& desc, ThreadPool& pool)
 }
 
 uint64_t Model::scratch_bytes() const {
-    int64_t total = activations_.num_bytes() + gated_activations_.num_bytes() + scratch_.num_bytes() +
-                    attention_.num_bytes() + normed_rows_.num_bytes();
+    int64_t total = activations_.num_bytes() + scratch_.num_bytes() + attention_.num_bytes() + normed_rows_.num_bytes();
     for (const Buffer<float>* buffer :
          {&hidden_, &normed_, &qkv_, &attended_, &gated_, &up_, &selected_, &logits_, &weights_, &residuals_}) {
         total += buffer->num_bytes();
     }
     return static_cast<uint64_t>(total);
+}
+
+int64_t Model::num_inputs() const {
+    return desc_.num_layers * (2 * int64_t{desc_.hidden_size} + query_width_ + desc_.intermediate_size) + desc_.hidden_size;
 }
 
 void Model::lap(Phase phase) {
@@ -74,6 +84,7 @@ void Model::step(const treadle_kv& kv, const treadle_rows& rows, const int32_t* 
     std::memset(seconds_, 0, sizeof seconds_);
     lap_start_ = Clock::now();
     rows_ = rows;
+    observed_ = squares_;
     for (int32_t row = 0; row < rows.num_rows; ++row) {
         const int32_t begin = rows.query_starts[row], end = rows.query_starts[row + 1];
         for (int32_t token = begin; token < end; ++token) {
@@ -83,7 +94,7 @@ void Model::step(const treadle_kv& kv, const treadle_rows& rows, const int32_t* 
     }
     const AttentionShape shape{desc_.num_heads, desc_.sliding_window,
                                1.0f / std::sqrt(static_cast<float>(desc_.head_dim)),
-                               desc_.activations == TREADLE_ACTIVATIONS_BF16 ? desc_.activation_terms : 0};
+                               desc_.activations == TREADLE_ACTIVATIONS_INT8 ? 0 : desc_.activation_terms};
     attention_.make(rows, kv, shape, pool_.num_threads());
     embed(token_ids, rows.num_tokens);
     lap(kEmbed);
@@ -99,37 +110,37 @@ void Model::embed(const int32_t* token_ids, int64_t num_tokens) {
     });
 }
 
-int64_t Model::rows_per_chunk(int64_t rows) const {
-    return activations_.is_rounded() && rows > kRowsPerChunk ? kRowBlock : kRowsPerChunk;
-}
-
 Model::Needs::Needs(std::initializer_list<const treadle_linear*> layers) {
     for (const treadle_linear* layer : layers) (takes_codes(*layer) ? codes : numbers) = true;
 }
 
 void Model::prepare(const float* source, int64_t rows, int64_t k, const float* norm_weight, Needs needs) {
     const Kernels& table = kernels();
-    pool_.run_rows(rows, rows_per_chunk(rows), [&](int64_t begin, int64_t end, int thread) {
+    pool_.run_rows(rows, kRowsPerChunk, [&](int64_t begin, int64_t end, int thread) {
         const float* values = source + begin * k;
         if (norm_weight != nullptr) {
             // Numbers that nobody reads again stay in the cache.
-            float* normed = needs.numbers ? normed_.data() + begin * k : normed_rows_.of<float>(thread);
+            float* normed = needs.numbers || observed_ != nullptr ? normed_.data() + begin * k : normed_rows_.of<float>(thread);
             for (int64_t row = begin; row < end; ++row) {
                 table.rms_norm_row(source + row * k, norm_weight, k, desc_.rms_norm_eps, normed + (row - begin) * k);
             }
             values = normed;
         }
-        if (needs.codes) quantize(values, begin, end, rows, k, thread);
+        for (int64_t row = begin; needs.codes && row < end; ++row) {
+            quantize_row(values + (row - begin) * k, row, rows, k, thread);
+        }
     });
 }
 
-void Model::quantize(const float* values, int64_t begin, int64_t end, int64_t rows, int64_t k, int thread) {
-    if (activations_.is_rounded()) return activations_.round_rows(values, begin, end, rows, k);
-    for (int64_t row = begin; row < end; ++row) quantize_row(values + (row - begin) * k, row, rows, k, thread);
-}
-
 void Model::quantize_row(const float* values, int64_t row, int64_t rows, int64_t k, int thread) {
-    if (desc_.activations == TREADLE_ACTIVATIONS_BF16) return activations_.split_row(values, row, k);
+    switch (activations_.format()) {
+        case TREADLE_ACTIVATIONS_BF16:
+            return activations_.split_row(values, row, k);
+        case TREADLE_ACTIVATIONS_ROTATED:
+            return activations_.rotate_row(values, row, k, scratch_.of<float>(thread));
+        case TREADLE_ACTIVATIONS_INT8:
+            break;
+    }
     const Kernels& table = kernels();
     const QuantizedRow codes = activations_.quantized_row(row, k);
     table.quantize_row(values, k, codes);
@@ -146,7 +157,8 @@ void Model::quantize_row(const float* values, int64_t row, int64_t rows, int64_t
 }
 
 void Model::multiply(const float* values, int64_t rows, const LinearJob* jobs, int num_jobs) {
-    const Activations x = activations_.view(values, rows);
+    if (observed_ != nullptr) observed_ = write_squares(values, rows, jobs->weights->k, observed_);
+    const Activations x = activations_.view(values);
     if (!is_doubled()) return run_linear(pool_, scratch_, x, rows, jobs, num_jobs);
     // A product is linear in its activations: codes and residual codes are rows like others, and their results are added,
     // with the bias once. Floating formats take the numbers themselves, in one term.
@@ -235,24 +247,22 @@ void Model::run_mlp(const treadle_layer& layer, int64_t num_tokens) {
     prepare(hidden, num_tokens, hidden_size, layer.mlp_norm, {&layer.gate, &layer.up});
     lap(kNorm);
     const LinearJob down{&layer.down, hidden, hidden_size, true};
-    if (can_gate(layer.gate, layer.up, activations_) && takes_codes(layer.down)) {
-        const Activations x = activations_.view(nullptr, num_tokens);
-        run_gated(pool_, scratch_, x, num_tokens, layer.gate, layer.up, gated_activations_);
-        lap(kGateUp);
-        run_linear(pool_, scratch_, gated_activations_.view(nullptr, num_tokens), num_tokens, &down, 1);
-        lap(kDown);
-        return;
+    float *gated = gated_.data(), *up = up_.data();
+    const bool is_gated = can_gate(layer.gate, layer.up, num_tokens);
+    if (is_gated) {
+        run_gated(pool_, scratch_, activations_.view(nullptr), num_tokens, layer.gate, layer.up, gated);
+    } else {
+        const LinearJob jobs[] = {{&layer.gate, gated, width, false}, {&layer.up, up, width, false}};
+        multiply(normed_.data(), num_tokens, jobs, 2);
     }
-    const LinearJob jobs[] = {{&layer.gate, gated_.data(), width, false}, {&layer.up, up_.data(), width, false}};
-    multiply(normed_.data(), num_tokens, jobs, 2);
     lap(kGateUp);
     const Kernels& table = kernels();
-    pool_.run_rows(num_tokens, rows_per_chunk(num_tokens), [&](int64_t begin, int64_t end, int thread) {
+    pool_.run_rows(num_tokens, kRowsPerChunk, [&](int64_t begin, int64_t end, int thread) {
         for (int64_t token = begin; token < end; ++token) {
-            float* gate = gated_.data() + token * width;
-            table.swiglu_row(gate, up_.data() + token * width, width, gate);
+            float* row = gated + token * width;
+            if (!is_gated) table.swiglu_row(row, up + token * width, width, row);
+            if (takes_codes(layer.down)) quantize_row(row, token, num_tokens, width, thread);
         }
-        if (takes_codes(layer.down)) quantize(gated_.data() + begin * width, begin, end, num_tokens, width, thread);
     });
     lap(kNorm);
     multiply(gated_.data(), num_tokens, &down, 1);

@@ -27,6 +27,11 @@ class Model {
     void step(const treadle_kv& kv, const treadle_rows& rows, const int32_t* token_ids,
               const treadle_sampling* sampling, int32_t num_sampled, int32_t* sampled, float* logits);
 
+    // Of all linear layers, those of a group that takes the same counted once.
+    int64_t num_inputs() const;
+    // See treadle_model_observe.
+    void observe(double* squares) { squares_ = squares; }
+
     uint64_t scratch_bytes() const;
     const double* phase_seconds() const { return seconds_; }
 
@@ -40,7 +45,7 @@ class Model {
     void run_mlp(const treadle_layer& layer, int64_t num_tokens);
     // Chooses tokens from the hidden state of the sampled ones.
     void run_head(const treadle_sampling* sampling, int32_t num_sampled, int32_t* sampled, float* logits);
-    // What the layers that share some activations take: codes, or terms; numbers.
+    // What the layers that share some activations take: codes or terms; numbers.
     struct Needs {
         bool codes = false;
         bool numbers = false;
@@ -53,12 +58,8 @@ class Model {
     bool is_doubled() const {
         return desc_.activations == TREADLE_ACTIVATIONS_INT8 && desc_.activation_terms == 2;
     }
-    // Quantises rows [begin, end) of `rows`, `values` being those of the first, which is the first of a block.
-    void quantize(const float* values, int64_t begin, int64_t end, int64_t rows, int64_t k, int thread);
-    // One row: its terms, or its codes and the codes of what those miss into row `rows + row`.
+    // Writes one of `rows` rows as linear layers take it; the codes of what int8 codes miss are row `rows + row`.
     void quantize_row(const float* values, int64_t row, int64_t rows, int64_t k, int thread);
-    // Rows of a chunk of a row-wise operation: whole blocks.
-    int64_t rows_per_chunk(int64_t rows) const;
     // Computes products of prepared activations. Rows beyond `rows` of each y are overwritten where there are two terms.
     void multiply(const float* values, int64_t rows, const LinearJob* jobs, int num_jobs);
     // Adds the time since the last call to a phase.
@@ -82,7 +83,6 @@ class Model {
     Buffer<float> weights_;
     Buffer<float> residuals_;  // one row a thread
     ActivationBuffer activations_;
-    ActivationBuffer gated_activations_;  // of the layers after SwiGLU, where it is computed on the way out of the ones before
     ThreadScratch scratch_;
     ThreadScratch normed_rows_;  // of a chunk
     AttentionPlan attention_;
@@ -90,6 +90,9 @@ class Model {
     std::vector<int32_t> row_of_token_;
     std::vector<int32_t> position_of_token_;
     treadle_rows rows_{};
+
+    double* squares_ = nullptr;   // where steps write what they observe
+    double* observed_ = nullptr;  // where the next layer's go, or null
 
     double seconds_[TREADLE_NUM_PHASES] = {};
     Clock::time_point lap_start_{};

@@ -17,7 +17,7 @@ constexpr int32_t kMaxWidth = 1 << 24;
 // Packed weights that meet the model's activations.
 int check_model_linear(const treadle_model_desc& desc, const treadle_linear& weights, const char* what) {
     TREADLE_TRY(check_linear(weights, what));
-    TREADLE_TRY(check_fit(weights, desc.activations, desc.activation_terms, what));
+    TREADLE_TRY(check_fit(weights, desc.activations, what));
     return 0;
 }
 
@@ -28,6 +28,15 @@ int check_layer_linear(const treadle_model_desc& desc, const treadle_linear& wei
     TREADLE_TRY(check_model_linear(desc, weights, what));
     TREADLE_REQUIRE(weights.n == n && weights.k == k, "%s: must have shape [%lld, %lld], has [%d, %d]", what,
                     static_cast<long long>(n), static_cast<long long>(k), weights.n, weights.k);
+    return 0;
+}
+
+int check_activations(int32_t activations, int32_t terms) {
+    TREADLE_REQUIRE(activations >= TREADLE_ACTIVATIONS_INT8 && activations <= TREADLE_ACTIVATIONS_ROTATED,
+                    "unknown activations %d", activations);
+    const bool is_one = activations == TREADLE_ACTIVATIONS_ROTATED, is_two = activations == TREADLE_ACTIVATIONS_BF16;
+    TREADLE_REQUIRE(!(is_one && terms != 1) && !(is_two && terms != 2), "activations of kind %d do not come in %d terms",
+                    activations, terms);
     return 0;
 }
 
@@ -68,9 +77,7 @@ int check_model(const treadle_model_desc& desc) {
         TREADLE_REQUIRE(size.value >= 1 && size.value <= size.at_most, "%s must be from 1 to %d, is %d", size.name,
                         size.at_most, size.value);
     }
-    TREADLE_REQUIRE(
-        desc.activations == TREADLE_ACTIVATIONS_INT8 || desc.activations == TREADLE_ACTIVATIONS_BF16,
-        "unknown activations %d", desc.activations);
+    TREADLE_TRY(check_activations(desc.activations, desc.activation_terms));
     TREADLE_REQUIRE(desc.num_heads % desc.num_kv_heads == 0, "num_kv_heads %d must divide num_heads %d",
                     desc.num_kv_heads, desc.num_heads);
     TREADLE_REQUIRE(desc.head_dim % 2 == 0, "head_dim must be even, is %d", desc.head_dim);
@@ -81,7 +88,8 @@ int check_model(const treadle_model_desc& desc) {
         desc.layers != nullptr && desc.final_norm != nullptr && desc.rope_cos != nullptr && desc.rope_sin != nullptr,
         "layers, final_norm, rope_cos or rope_sin is null");
     for (const auto& [weights, name] : {std::pair{&desc.embedding, "embedding"}, std::pair{&desc.head, "head"}}) {
-        TREADLE_TRY(check_model_linear(desc, *weights, name));
+        // Embeddings are decoded, whatever their format.
+        TREADLE_TRY(weights == &desc.head ? check_model_linear(desc, *weights, name) : check_linear(*weights, name));
         TREADLE_REQUIRE(weights->n == desc.vocab_size && weights->k == desc.hidden_size,
                         "%s: must have shape [%d, %d], has [%d, %d]", name, desc.vocab_size, desc.hidden_size,
                         weights->n, weights->k);

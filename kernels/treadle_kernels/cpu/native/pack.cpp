@@ -1,8 +1,12 @@
 #include "pack.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "error.h"
+#include "rotation.h"
 
 namespace treadle {
 
@@ -114,31 +118,31 @@ Group read_group(const FormatInfo& info, const uint8_t* row, int64_t index) {
 
 int num_high_bits(const FormatInfo& info) { return info.quant_bytes == 320 ? 1 : info.quant_bytes == 384 ? 2 : 0; }
 
-void write_codes(const FormatInfo& info, int32_t layout, const uint8_t* codes, int column, uint8_t* out) {
+void write_codes(const FormatInfo& info, const uint8_t* codes, int column, uint8_t* out) {
     const int low_mask = info.quant_bytes == 512 ? 255 : 15;
     for (int i = 0; i < kGroup; ++i) {
-        const CodePlace low = low_bits(info, layout, column, i);
+        const CodePlace low = low_bits(info, column, i);
         out[low.byte] |= static_cast<uint8_t>((codes[i] & low_mask) << low.shift);
         if (num_high_bits(info) == 0) continue;
-        const CodePlace high = high_bits(info, layout, column, i);
+        const CodePlace high = high_bits(info, column, i);
         out[high.byte] |= static_cast<uint8_t>(codes[i] >> 4 << high.shift);
     }
 }
 
-int read_code(const FormatInfo& info, int32_t layout, const uint8_t* quants, int column, int i) {
-    const CodePlace low = low_bits(info, layout, column, i);
+int read_code(const FormatInfo& info, const uint8_t* quants, int column, int i) {
+    const CodePlace low = low_bits(info, column, i);
     const int code = quants[low.byte] >> low.shift & (info.quant_bytes == 512 ? 255 : 15);
     if (num_high_bits(info) == 0) return code;
-    const CodePlace high = high_bits(info, layout, column, i);
+    const CodePlace high = high_bits(info, column, i);
     return code | (quants[high.byte] >> high.shift & ((1 << num_high_bits(info)) - 1)) << 4;
 }
 
-void pack_quantized_row(const FormatInfo& info, int32_t layout, const uint8_t* row, int64_t k, int column,
+void pack_quantized_row(const FormatInfo& info, const uint8_t* row, int64_t k, int column,
                         uint8_t* tile) {
     const TileLayout planes = tile_layout(info, k);
     for (int64_t g = 0; g < k / kGroup; ++g) {
         const Group group = read_group(info, row, g);
-        write_codes(info, layout, group.codes, column, tile + g * info.quant_bytes);
+        write_codes(info, group.codes, column, tile + g * info.quant_bytes);
         uint8_t* scales = tile + planes.scales + g * info.scales_per_group * kColumns * info.scale_bytes;
         uint8_t* minimum = tile + planes.minima + (g * kColumns + column) * info.scale_bytes;
         if (info.scale_bytes == 2) {  // the halves of the file as they are
@@ -152,6 +156,39 @@ void pack_quantized_row(const FormatInfo& info, int32_t layout, const uint8_t* r
             if (info.has_minimum) std::memcpy(minimum, &group.minimum, 4);
         }
     }
+}
+
+// Where the code of an input of a column lies in its tile.
+int64_t rotated_place(int column, int64_t input) { return input / 4 * 64 + 4 * column + input % 4; }
+
+// The largest magnitude becomes 127. A row that is not finite has the scale NaN, so that it shows.
+void pack_rotated_row(const FormatInfo& info, const uint8_t* row, int64_t k, int column, uint8_t* tile) {
+    std::vector<float> values(k);
+    std::memcpy(values.data(), row, k * sizeof(float));
+    rotate(values.data(), k);
+    float largest = 0.0f;
+    bool is_finite = true;
+    for (const float value : values) {
+        is_finite &= std::isfinite(value);
+        largest = std::max(largest, std::fabs(value));
+    }
+    const float inverse = is_finite && largest > 1e-30f ? 127.0f / largest : 0.0f;
+    for (int64_t i = 0; i < k; ++i) {
+        const int code = inverse == 0.0f ? 0 : static_cast<int>(std::nearbyint(values[i] * inverse));
+        tile[rotated_place(column, i)] = static_cast<uint8_t>(code + info.offset);
+    }
+    // Rotating twice multiplies by the length of what is rotated; a power of two, so that this is exact.
+    const float scale = is_finite ? largest / 127.0f / static_cast<float>(rotation_length(k)) : std::nanf("");
+    std::memcpy(tile + tile_layout(info, k).scales + column * sizeof scale, &scale, sizeof scale);
+}
+
+void unpack_rotated_row(const FormatInfo& info, const uint8_t* tile, int64_t k, int column, float* out) {
+    float scale;
+    std::memcpy(&scale, tile + tile_layout(info, k).scales + column * sizeof scale, sizeof scale);
+    for (int64_t i = 0; i < k; ++i) {
+        out[i] = static_cast<float>(tile[rotated_place(column, i)] - info.offset) * scale;
+    }
+    rotate(out, k);
 }
 
 void pack_float_row(const FormatInfo& info, const uint8_t* row, int64_t k, int column, uint8_t* tile) {
@@ -179,23 +216,15 @@ int check_shape(int32_t format, int64_t n, int64_t k, const char* what) {
     return 0;
 }
 
-int check_layout(int32_t layout, const char* what) {
-    TREADLE_REQUIRE(layout == TREADLE_LAYOUT_BY_COLUMN || layout == TREADLE_LAYOUT_BY_INPUT, "%s: unknown layout %d", what,
-                    layout);
-    return 0;
-}
-
-int check_fit(const treadle_linear& weights, int32_t activations, int32_t num_terms, const char* what) {
-    const bool is_rounded = activations == TREADLE_ACTIVATIONS_BF16 && num_terms == 1;
-    const int32_t wanted = is_rounded ? TREADLE_LAYOUT_BY_INPUT : TREADLE_LAYOUT_BY_COLUMN;
-    TREADLE_REQUIRE(weights.layout == wanted || !format_info(weights.format)->is_quantized,
-                    "%s: these activations need codes in layout %d, not %d", what, wanted, weights.layout);
+int check_fit(const treadle_linear& weights, int32_t activations, const char* what) {
+    const FormatInfo& info = *format_info(weights.format);
+    TREADLE_REQUIRE(!info.is_quantized || info.is_rotated == (activations == TREADLE_ACTIVATIONS_ROTATED),
+                    "%s: weights in %s do not meet activations of kind %d", what, info.name, activations);
     return 0;
 }
 
 int check_linear(const treadle_linear& weights, const char* what) {
     TREADLE_TRY(check_shape(weights.format, weights.n, weights.k, what));
-    TREADLE_TRY(check_layout(weights.layout, what));
     TREADLE_REQUIRE(weights.data != nullptr && reinterpret_cast<uintptr_t>(weights.data) % 64 == 0,
                     "%s: packed weights must start at a multiple of 64 bytes", what);
     const auto wanted = static_cast<uint64_t>(packed_bytes(*format_info(weights.format), weights.n, weights.k));
@@ -204,15 +233,17 @@ int check_linear(const treadle_linear& weights, const char* what) {
     return 0;
 }
 
-void pack(const FormatInfo& info, int32_t layout, const uint8_t* raw, int64_t n, int64_t k, uint8_t* packed) {
+void pack(const FormatInfo& info, const uint8_t* raw, int64_t n, int64_t k, uint8_t* packed) {
     const int64_t row_bytes = k / info.raw_block_size * info.raw_block_bytes;
     const int64_t tile_bytes = tile_layout(info, k).tile_bytes;
     std::memset(packed, 0, static_cast<size_t>(packed_bytes(info, n, k)));
     for (int64_t row = 0; row < n; ++row) {
         uint8_t* tile = packed + row / kColumns * tile_bytes;
         const int column = static_cast<int>(row % kColumns);
-        if (info.is_quantized) {
-            pack_quantized_row(info, layout, raw + row * row_bytes, k, column, tile);
+        if (info.is_rotated) {
+            pack_rotated_row(info, raw + row * row_bytes, k, column, tile);
+        } else if (info.is_quantized) {
+            pack_quantized_row(info, raw + row * row_bytes, k, column, tile);
         } else {
             pack_float_row(info, raw + row * row_bytes, k, column, tile);
         }
@@ -224,6 +255,7 @@ void unpack_row(const treadle_linear& weights, int64_t row, float* out) {
     const TileLayout layout = tile_layout(info, weights.k);
     const uint8_t* tile = static_cast<const uint8_t*>(weights.data) + row / kColumns * layout.tile_bytes;
     const int column = static_cast<int>(row % kColumns);
+    if (info.is_rotated) return unpack_rotated_row(info, tile, weights.k, column, out);
     if (!info.is_quantized) {
         for (int64_t i = 0; i < weights.k; ++i) {
             const uint8_t* number = tile + (i * kColumns + column) * info.raw_block_bytes;
@@ -242,7 +274,7 @@ void unpack_row(const treadle_linear& weights, int64_t row, float* out) {
         for (int i = 0; i < kGroup; ++i) {
             const int64_t index = (g * info.scales_per_group + i / run) * kColumns + column;
             const float scale = load_scale(info, tile + layout.scales, index);
-            const int code = read_code(info, weights.layout, quants, column, i);
+            const int code = read_code(info, quants, column, i);
             const float product = static_cast<float>(code - info.offset) * scale;
             out[g * kGroup + i] = info.has_minimum ? product + minimum : product;
         }

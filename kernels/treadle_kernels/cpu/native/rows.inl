@@ -2,9 +2,12 @@
 // length.
 #include "formats.h"
 #include "kernels.h"
+#include "rotation.h"
 
 namespace {
 
+using treadle::kRowBlock;
+using treadle::kTileInputs;
 using treadle::QuantizedRow;
 
 inline int rest(int64_t n, int64_t i) { return static_cast<int>(n - i < 16 ? n - i : 16); }
@@ -40,8 +43,10 @@ void quantize_row(const float* x, int64_t k, const QuantizedRow& out) {
             inverse = 0.0f;
             zero_a = zero_b = f_set(0.0f);
         }
-        const int32_t sum_a = store_codes(f_mul(zero_a, f_set(inverse)), out.codes + 512 * g);
-        const int32_t sum_b = store_codes(f_mul(zero_b, f_set(inverse)), out.codes + 512 * g + 16);
+        const I codes_a = i_round(f_mul(zero_a, f_set(inverse))), codes_b = i_round(f_mul(zero_b, f_set(inverse)));
+        store_codes(codes_a, out.codes + 512 * g);
+        store_codes(codes_b, out.codes + 512 * g + 16);
+        const int32_t sum_a = i_sum(codes_a), sum_b = i_sum(codes_b);
         out.scales[16 * g] = scale;
         out.sums[16 * g] = scale * static_cast<float>(sum_a + sum_b);
         out.code_sums[32 * g] = sum_a;
@@ -77,20 +82,54 @@ void split_row(const float* x, int64_t k, uint16_t* out) {
     }
 }
 
-// 0 for numbers whose products with rounded weights might become denormal.
-inline F f_roundable(F x) { return f_zero_below(x, f_max(x, f_sub(f_set(0.0f), x)), 0x1p-70f); }
+// Sums and differences of lanes 1, 2, 4 and 8 apart, as rotate() of rotation.h.
+inline F f_rotate_lanes(F x) { return f_butterfly<8>(f_butterfly<4>(f_butterfly<2>(f_butterfly<1>(x)))); }
 
-void round_rows(const float* x, int64_t stride, int rows, int64_t k, int block_rows, uint16_t* out) {
-    for (int64_t g = 0; g < k / 32; ++g, x += 32, out += 32 * block_rows) {
-        alignas(64) uint32_t pairs[16][16] = {};
-        for (int row = 0; row < rows; ++row) {
-            const float* values = x + row * stride;
-            const F low = f_round_bf16(f_roundable(f_load(values)));
-            const F high = f_round_bf16(f_roundable(f_load(values + 16)));
-            store_pairs(low, high, pairs[row]);
+// The rest of a rotation: vectors `apart` from each other, and twice as far, in one pass.
+inline void rotate_vectors(float* x, int64_t k, int64_t apart) {
+    for (int64_t begin = 0; begin < k; begin += 4 * apart) {
+        for (float* p = x + begin; p < x + begin + apart; p += 16) {
+            const F a = f_load(p), b = f_load(p + apart), c = f_load(p + 2 * apart), d = f_load(p + 3 * apart);
+            const F ab = f_add(a, b), cd = f_add(c, d), a_b = f_sub(a, b), c_d = f_sub(c, d);
+            f_store(p, f_add(ab, cd));
+            f_store(p + apart, f_add(a_b, c_d));
+            f_store(p + 2 * apart, f_sub(ab, cd));
+            f_store(p + 3 * apart, f_sub(a_b, c_d));
         }
-        transpose_words(pairs[0], block_rows, reinterpret_cast<uint32_t*>(out));
     }
+}
+
+// Scale: largest magnitude / 127; codes: to nearest even. A row too small to divide by is zero; one that is not finite gets
+// the scale NaN, so that it shows in every output.
+void rotate_row(const float* x, int64_t k, float* scratch, const treadle::RotatedRow& out) {
+    const int64_t length = treadle::rotation_length(k);
+    for (int64_t i = 0; i < k; i += 16) f_store(scratch + i, f_rotate_lanes(f_load(x + i)));
+    int64_t apart = 16;
+    for (; 2 * apart < length; apart *= 4) rotate_vectors(scratch, k, apart);
+    if (apart < length) {
+        for (int64_t begin = 0; begin < k; begin += 2 * apart) {
+            for (float* p = scratch + begin; p < scratch + begin + apart; p += 16) {
+                const F a = f_load(p), b = f_load(p + apart);
+                f_store(p, f_add(a, b));
+                f_store(p + apart, f_sub(a, b));
+            }
+        }
+    }
+    F most = f_set(0.0f);
+    for (int64_t i = 0; i < k; i += 16) most = f_max_magnitude(most, f_load(scratch + i));
+    const uint32_t bits = max_magnitude_bits(most, most);
+    const float largest = treadle::f32_from_bits(bits);
+    const bool is_finite = bits < 0x7f800000u, is_zero = largest < 1e-30f;
+    *out.scale = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : largest / 127.0f;
+    const F inverse = f_set(127.0f / largest);
+    I sum = i_set(0);
+    for (int64_t i = 0; i < treadle::padded_inputs(k); i += 16) {
+        const bool has_codes = is_finite && !is_zero && i < k;
+        const I codes = has_codes ? i_round(f_mul(f_load(scratch + i), inverse)) : i_set(0);
+        store_codes(codes, out.codes + i / kTileInputs * (kRowBlock * kTileInputs) + i % kTileInputs);
+        sum = i_add(sum, codes);
+    }
+    *out.sum = i_sum(sum);
 }
 
 void rms_norm_row(const float* x, const float* weight, int64_t n, float eps, float* y) {

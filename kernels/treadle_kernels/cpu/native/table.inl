@@ -9,9 +9,10 @@ void linear(const LinearCall& call) {
             return floating_linear<NumbersF16>(call);
         case TREADLE_BF16:
             return floating_linear<NumbersBF16>(call);
+        case TREADLE_ROTATED:
+            return rotated_linear(call);
         default:
             return with_format(call.weights->format, [&](auto format) {
-                if (call.x->rounded != nullptr) return rounded_linear<decltype(format)>(call);
                 if (call.x->terms != nullptr) return split_linear<decltype(format)>(call);
                 quantized_linear<decltype(format)>(call);
             });
@@ -19,7 +20,7 @@ void linear(const LinearCall& call) {
 }
 
 constexpr treadle::Kernels make_kernels(const char* name) {
-    return {name,   quantize_row, split_row, round_rows,     rms_norm_row, swiglu_row,     rotate_head, write_kv,
+    return {name,   quantize_row, split_row, rotate_row,     rms_norm_row, swiglu_row,     rotate_head, write_kv,
             linear, nullptr,      attend,    merge_partials, argmax,       softmax_weights};
 }
 

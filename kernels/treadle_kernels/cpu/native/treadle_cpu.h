@@ -16,10 +16,12 @@
 extern "C" {
 #endif
 
-#define TREADLE_CPU_ABI 3
+#define TREADLE_CPU_ABI 4
 #define TREADLE_API __attribute__((visibility("default")))
 
-// Number formats of weights. Numbers are those of ggml_type, so a GGUF file's type id can be passed on.
+// Number formats of weights. Numbers are those of ggml_type, so a GGUF file's type id can be passed on; the last is the
+// engine's own, for ROTATED activations: rotated rows, as int8 codes with a scale for each. Packing makes it of float32
+// rows.
 typedef enum treadle_format {
     TREADLE_F32 = 0,
     TREADLE_F16 = 1,
@@ -32,22 +34,26 @@ typedef enum treadle_format {
     TREADLE_Q5_K = 13,
     TREADLE_Q6_K = 14,
     TREADLE_BF16 = 30,
+    TREADLE_ROTATED = 1008,
 } treadle_format;
 
 // Number formats of cached keys and values. int8 has a float32 scale per token, head and of key and value each.
 typedef enum treadle_kv_dtype { TREADLE_KV_F32 = 0, TREADLE_KV_BF16 = 1, TREADLE_KV_INT8 = 2 } treadle_kv_dtype;
 
-// How activations meet quantised weights: as sums of terms, one or two.
-//   INT8  codes with a scale for each group of 32; a second term is the code of what the first misses. Exact integer sums
-//         within a group. For any machine with integer dot products.
-//   BF16  with two terms: the nearest bfloat16, and the nearest to what that misses; codes of weights are exact. With one:
-//         weights too are rounded to bfloat16, scale and minimum included, which is what makes many rows fast. For
-//         machines with AMX; the others compute the same bits, slowly. Attention over a BF16 cache
-//         takes queries and weights as so many terms too.
-typedef enum treadle_activations { TREADLE_ACTIVATIONS_INT8 = 0, TREADLE_ACTIVATIONS_BF16 = 1 } treadle_activations;
-
-// How the codes of quantised weights lie. By input is for BF16 activations of one term, by column for all others.
-typedef enum treadle_layout { TREADLE_LAYOUT_BY_COLUMN = 0, TREADLE_LAYOUT_BY_INPUT = 1 } treadle_layout;
+// How activations meet quantised weights.
+//   INT8     codes with a scale for each group of 32; a second term is the code of what the first misses. Exact integer
+//            sums within a group. For any machine with integer dot products.
+//   BF16     two terms: the nearest bfloat16, and the nearest to what that misses; codes of weights are exact. For machines
+//            with AMX; the others compute the same bits, slowly.
+//   ROTATED  codes of a rotated row (a Walsh-Hadamard transform, which spreads large numbers over their neighbours) with
+//            one scale for all of it: exact integer sums over all inputs. For ROTATED weights, the only quantised ones
+//            that it takes, and they take nothing else. One term. Fastest on machines with AMX.
+// Attention over a BF16 cache takes queries and weights as bfloat16 terms too: two with BF16, one with ROTATED.
+typedef enum treadle_activations {
+    TREADLE_ACTIVATIONS_INT8 = 0,
+    TREADLE_ACTIVATIONS_BF16 = 1,
+    TREADLE_ACTIVATIONS_ROTATED = 2,
+} treadle_activations;
 
 TREADLE_API int32_t treadle_cpu_abi(void);
 // Text of this thread's last error; valid until its next failing call.
@@ -79,24 +85,23 @@ typedef struct treadle_linear {
     int32_t format;
     int32_t n;
     int32_t k;
-    int32_t layout;  // treadle_layout
 } treadle_linear;
 
 // Bytes of [n, k] weights as stored in a file, and packed.
 TREADLE_API int treadle_raw_bytes(int32_t format, int64_t n, int64_t k, uint64_t* num_bytes);
 TREADLE_API int treadle_packed_bytes(int32_t format, int64_t n, int64_t k, uint64_t* num_bytes);
-// Rearranges rows as stored in a file for the kernels, without changing any value. The result is the same for all
-// instruction sets, so it may be kept in a file.
-TREADLE_API int treadle_pack(int32_t format, int32_t layout, const void* raw, uint64_t raw_bytes, int64_t n, int64_t k, void* packed,
+// Rearranges rows as stored in a file for the kernels, without changing any value but those of ROTATED ones. The result
+// is the same for all instruction sets, so it may be kept in a file.
+TREADLE_API int treadle_pack(int32_t format, const void* raw, uint64_t raw_bytes, int64_t n, int64_t k, void* packed,
                              uint64_t packed_bytes);
-// Decodes rows of packed weights to float32, bit for bit as gguf.quants.dequantize: out[num_rows, k].
+// Decodes rows of packed weights to float32, bit for bit as gguf.quants.dequantize: out[num_rows, k]. ROTATED rows
+// are rotated back.
 TREADLE_API int treadle_unpack_rows(const treadle_linear* weights, const int32_t* rows, int64_t num_rows, float* out);
 
 // --- Operations ------------------------------------------------------------------------------------------------------
-// y[m, n] = x[m, k] W^T + bias; activations and num_terms say how quantised weights see x (INT8: one term only here), and
-// must fit their layout.
+// y[m, n] = x[m, k] W^T + bias; activations say how quantised weights see x (INT8: as one term here).
 TREADLE_API int treadle_linear_forward(treadle_pool* pool, const treadle_linear* weights, const float* x, int64_t m,
-                                       int32_t activations, int32_t num_terms, float* y);
+                                       int32_t activations, float* y);
 // What quantised linear layers see of x[m, k] as INT8: values[m, k], and scales[m, k / 32] to multiply them with.
 TREADLE_API int treadle_quantize(const float* x, int64_t m, int64_t k, int8_t* values, float* scales);
 // y[m, n] = x / sqrt(mean(x^2) + eps) * weight.
@@ -135,11 +140,11 @@ typedef struct treadle_rows {
 
 // Stores keys and values of one layer, then attends causally: out[num_tokens, num_heads * head_dim] from
 // qkv[num_tokens, (num_heads + 2 num_kv_heads) * head_dim]. A token sees at most its last sliding_window positions,
-// itself included; 0 means all. With BF16 activations and a BF16 cache, queries and softmax weights are sums of num_terms
-// bfloat16 numbers (1 or 2) and products are summed as AMX tiles do; otherwise they are float32.
+// itself included; 0 means all. Over a BF16 cache, queries and softmax weights are sums of num_terms bfloat16
+// numbers (1 or 2) and products are summed as AMX tiles do; with 0, and over any other cache, they are float32.
 TREADLE_API int treadle_attention(treadle_pool* pool, const treadle_kv* kv, int32_t layer, const treadle_rows* rows,
                                   const float* qkv, int32_t num_heads, int32_t sliding_window, float scale,
-                                  int32_t activations, int32_t num_terms, float* out);
+                                  int32_t num_terms, float* out);
 
 // --- Sampling --------------------------------------------------------------------------------------------------------
 // How one token is chosen: temperature (below 1e-5 greedy), then min_p, top_k, top_p; off at 0, 0, 1. The draw is a
@@ -191,7 +196,7 @@ typedef struct treadle_model_desc {
     int32_t max_num_tokens;   // most tokens of a step
     int32_t max_num_sampled;  // most sampled tokens of a step
     int32_t activations;       // treadle_activations
-    int32_t activation_terms;  // 1 or 2
+    int32_t activation_terms;  // INT8: 1 or 2; BF16: 2; ROTATED: 1
 } treadle_model_desc;
 
 typedef struct treadle_model treadle_model;
@@ -206,6 +211,12 @@ TREADLE_API uint64_t treadle_model_scratch_bytes(const treadle_model* model);
 TREADLE_API int treadle_model_step(treadle_model* model, const treadle_kv* kv, const treadle_rows* rows,
                                    const int32_t* token_ids, const treadle_sampling* sampling, int32_t num_sampled,
                                    int32_t* sampled, float* logits);
+
+// From now on, steps write the sums of squares of what each linear layer takes to `squares`, by input: of each layer
+// attention[hidden_size], output[num_heads * head_dim], MLP[hidden_size], down[intermediate_size]; then of the head
+// [hidden_size]. num_squares says how many those are. Null: no longer. The sums of a step are the same on every machine
+// and with any number of threads.
+TREADLE_API int treadle_model_observe(treadle_model* model, double* squares, int64_t num_squares);
 
 // Seconds of the last step by phase, for profiles: embed, norm and quantise, qkv, rope and KV write, attention, output,
 // gate and up, down, head, sampling.

@@ -156,20 +156,25 @@ inline void store_terms_twice(F x, uint16_t* p) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), twice(x.high));
 }
 
-inline void store_pairs(F low, F high, uint32_t* p) {
-    const auto pairs = [](F x) {
-        const __m256i a = _mm256_srli_epi32(_mm256_castps_si256(x.low), 16);
-        const __m256i b = _mm256_srli_epi32(_mm256_castps_si256(x.high), 16);
-        return _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8);
-    };
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), pairs(low));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), pairs(high));
+inline __m256 max_magnitude(__m256 a, __m256 b) {
+    const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(a), mask),
+                                                _mm256_and_si256(_mm256_castps_si256(b), mask)));
 }
-inline void transpose_words(const uint32_t* p, int rows, uint32_t* out) {
-    for (int i = 0; i < 16 * rows; ++i) out[i] = p[i % rows * 16 + i / rows];
+inline F f_max_magnitude(F a, F b) { return {max_magnitude(a.low, b.low), max_magnitude(a.high, b.high)}; }
+template <int kApart>
+inline __m256 butterfly(__m256 x) {
+    const __m256 other = kApart == 4 ? _mm256_permute2f128_ps(x, x, 1) : _mm256_permute_ps(x, kApart == 1 ? 0xb1 : 0x4e);
+    return _mm256_blend_ps(_mm256_add_ps(x, other), _mm256_sub_ps(other, x), kApart == 1 ? 0xaa : kApart == 2 ? 0xcc : 0xf0);
+}
+template <int kApart>
+inline F f_butterfly(F x) {
+    if (kApart == 8) return {_mm256_add_ps(x.low, x.high), _mm256_sub_ps(x.low, x.high)};
+    return {butterfly<kApart>(x.low), butterfly<kApart>(x.high)};
 }
 
 inline I i_set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline I i_add(I a, I b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
 inline F f_from_i(I x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
 inline uint32_t max_magnitude_bits(F a, F b) {
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);
@@ -180,15 +185,17 @@ inline uint32_t max_magnitude_bits(F a, F b) {
     const __m128i d = _mm_max_epi32(c, _mm_shuffle_epi32(c, 0x4e));
     return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epi32(d, _mm_shuffle_epi32(d, 0xb1))));
 }
-inline int32_t store_codes(F x, int8_t* p) {
-    const __m256i low = _mm256_cvtps_epi32(x.low), high = _mm256_cvtps_epi32(x.high);
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
-    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
-    const __m256i pairs = _mm256_add_epi32(low, high);
+inline I i_round(F x) { return {_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)}; }
+inline int32_t i_sum(I x) {
+    const __m256i pairs = _mm256_add_epi32(x.low, x.high);
     const __m128i a = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
     const __m128i b = _mm_add_epi32(a, _mm_shuffle_epi32(a, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(b, _mm_shuffle_epi32(b, 0xb1)));
+}
+inline void store_codes(I x, int8_t* p) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.low, x.high), 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
 
 inline B b_load(const uint8_t* p) { return {load_256(p), load_256(p + 32)}; }

@@ -108,62 +108,34 @@ inline void store_terms_twice(F x, uint16_t* p) {
     _mm512_storeu_si512(p, _mm512_or_si512(high, _mm512_srli_epi32(high, 16)));
 }
 
-inline void store_pairs(F low, F high, uint32_t* p) {
-    const I odd = _mm512_set_epi32(0x003f003d, 0x003b0039, 0x00370035, 0x00330031, 0x002f002d, 0x002b0029, 0x00270025,
-                                   0x00230021, 0x001f001d, 0x001b0019, 0x00170015, 0x00130011, 0x000f000d, 0x000b0009,
-                                   0x00070005, 0x00030001);  // upper halves of all lanes
-    _mm512_storeu_si512(p, _mm512_permutex2var_epi16(_mm512_castps_si512(low), odd, _mm512_castps_si512(high)));
+inline F f_max_magnitude(F a, F b) {
+    const I mask = _mm512_set1_epi32(0x7fffffff);
+    const I x = _mm512_and_si512(_mm512_castps_si512(a), mask), y = _mm512_and_si512(_mm512_castps_si512(b), mask);
+    return _mm512_castsi512_ps(_mm512_max_epi32(x, y));
 }
-// Sixteen rows of sixteen numbers to columns.
-inline void transpose(const float* in, F out[16]) {
-    F a[16], b[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-        const F even = f_load(in + 32 * i), odd = f_load(in + 32 * i + 16);
-        a[2 * i] = _mm512_unpacklo_ps(even, odd);
-        a[2 * i + 1] = _mm512_unpackhi_ps(even, odd);
-    }
-    const auto pairs = [](F x) { return _mm512_castps_pd(x); };
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        b[4 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(pairs(a[4 * i]), pairs(a[4 * i + 2])));
-        b[4 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(pairs(a[4 * i]), pairs(a[4 * i + 2])));
-        b[4 * i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(pairs(a[4 * i + 1]), pairs(a[4 * i + 3])));
-        b[4 * i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(pairs(a[4 * i + 1]), pairs(a[4 * i + 3])));
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        const F low = _mm512_shuffle_f32x4(b[i], b[4 + i], 0x88), high = _mm512_shuffle_f32x4(b[8 + i], b[12 + i], 0x88);
-        const F low_odd = _mm512_shuffle_f32x4(b[i], b[4 + i], 0xdd);
-        const F high_odd = _mm512_shuffle_f32x4(b[8 + i], b[12 + i], 0xdd);
-        out[i] = _mm512_shuffle_f32x4(low, high, 0x88);
-        out[8 + i] = _mm512_shuffle_f32x4(low, high, 0xdd);
-        out[4 + i] = _mm512_shuffle_f32x4(low_odd, high_odd, 0x88);
-        out[12 + i] = _mm512_shuffle_f32x4(low_odd, high_odd, 0xdd);
-    }
-}
-inline void transpose_words(const uint32_t* p, int rows, uint32_t* out) {
-    if (rows == 1) return _mm512_storeu_si512(out, _mm512_loadu_si512(p));
-    if (rows < 16) {
-        for (int i = 0; i < 16 * rows; ++i) out[i] = p[i % rows * 16 + i / rows];
-        return;
-    }
-    F columns[16];
-    transpose(reinterpret_cast<const float*>(p), columns);
-    for (int i = 0; i < 16; ++i) f_store(reinterpret_cast<float*>(out) + 16 * i, columns[i]);
+template <int kApart>
+inline F f_butterfly(F x) {
+    F other;
+    if (kApart == 1) other = _mm512_permute_ps(x, 0xb1);
+    if (kApart == 2) other = _mm512_permute_ps(x, 0x4e);
+    if (kApart == 4) other = _mm512_shuffle_f32x4(x, x, 0xb1);
+    if (kApart == 8) other = _mm512_shuffle_f32x4(x, x, 0x4e);
+    constexpr auto kSecond = static_cast<__mmask16>(kApart == 1 ? 0xaaaa : kApart == 2 ? 0xcccc : kApart == 4 ? 0xf0f0 : 0xff00);
+    return f_fma(x, _mm512_mask_mov_ps(f_set(1.0f), kSecond, f_set(-1.0f)), other);
 }
 
 inline I i_set(int32_t x) { return _mm512_set1_epi32(x); }
+inline I i_add(I a, I b) { return _mm512_add_epi32(a, b); }
 inline F f_from_i(I x) { return _mm512_cvtepi32_ps(x); }
 inline uint32_t max_magnitude_bits(F a, F b) {
     const I mask = _mm512_set1_epi32(0x7fffffff);
     const I x = _mm512_and_si512(_mm512_castps_si512(a), mask), y = _mm512_and_si512(_mm512_castps_si512(b), mask);
     return static_cast<uint32_t>(_mm512_reduce_max_epi32(_mm512_max_epi32(x, y)));
 }
-inline int32_t store_codes(F x, int8_t* p) {
-    const I rounded = _mm512_cvtps_epi32(x);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(rounded));
-    return _mm512_reduce_add_epi32(rounded);
+inline I i_round(F x) { return _mm512_cvtps_epi32(x); }
+inline int32_t i_sum(I x) { return _mm512_reduce_add_epi32(x); }
+inline void store_codes(I x, int8_t* p) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(x));
 }
 
 inline B b_load(const uint8_t* p) { return _mm512_loadu_si512(p); }

@@ -166,22 +166,29 @@ inline void store_terms_twice(F x, uint16_t* p) {
     for (int i = 0; i < 32; ++i) p[i] = static_cast<uint16_t>(treadle::bits_from_f32(x.lane[i / 2]) >> 16);
 }
 
-// Stores lanes that are bfloat16, of two vectors of consecutive numbers, as pairs.
-inline void store_pairs(F low, F high, uint32_t* p) {
-    for (int i = 0; i < 8; ++i) {
-        p[i] = treadle::bits_from_f32(low.lane[2 * i]) >> 16 | treadle::bits_from_f32(low.lane[2 * i + 1]);
-        p[i + 8] = treadle::bits_from_f32(high.lane[2 * i]) >> 16 | treadle::bits_from_f32(high.lane[2 * i + 1]);
-    }
+// The larger magnitudes, as positive numbers; NaN and infinity compare as their bits do, above everything finite.
+inline F f_max_magnitude(F a, F b) {
+    return f_each([&](int i) {
+        const uint32_t x = treadle::bits_from_f32(a.lane[i]) & 0x7fffffffu, y = treadle::bits_from_f32(b.lane[i]) & 0x7fffffffu;
+        return treadle::f32_from_bits(x > y ? x : y);
+    });
 }
-// Writes the first `rows` of sixteen rows as columns: out[16][rows].
-inline void transpose_words(const uint32_t* p, int rows, uint32_t* out) {
-    for (int i = 0; i < 16 * rows; ++i) out[i] = p[i % rows * 16 + i / rows];
+// Sums of each two lanes so far from each other, and in the second of them differences. kApart: 1, 2, 4 or 8.
+template <int kApart>
+inline F f_butterfly(F x) {
+    return f_each([&](int i) {
+        return (i & kApart) == 0 ? x.lane[i] + x.lane[i + kApart] : x.lane[i - kApart] - x.lane[i];
+    });
 }
 
 inline I i_set(int32_t x) {
     I result;
     for (int32_t& lane : result.lane) lane = x;
     return result;
+}
+inline I i_add(I a, I b) {
+    for (int i = 0; i < 16; ++i) a.lane[i] += b.lane[i];
+    return a;
 }
 inline F f_from_i(I x) {
     return f_each([&](int i) { return static_cast<float>(x.lane[i]); });
@@ -197,14 +204,20 @@ inline uint32_t max_magnitude_bits(F a, F b) {
     }
     return result;
 }
-// Rounds magnitudes up to 127 to the nearest integers, ties to even, stores them, and returns their sum.
-inline int32_t store_codes(F x, int8_t* p) {
+// Lanes rounded to nearest even, of magnitudes below 2^31.
+inline I i_round(F x) {
+    I result;
+    for (int i = 0; i < 16; ++i) result.lane[i] = static_cast<int32_t>(__builtin_nearbyintf(x.lane[i]));
+    return result;
+}
+inline int32_t i_sum(I x) {
     int32_t sum = 0;
-    for (int i = 0; i < 16; ++i) {
-        p[i] = static_cast<int8_t>(__builtin_rintf(x.lane[i]));
-        sum += p[i];
-    }
+    for (const int32_t lane : x.lane) sum += lane;
     return sum;
+}
+// Stores lanes from -127 to 127 as bytes.
+inline void store_codes(I x, int8_t* p) {
+    for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(x.lane[i]);
 }
 
 inline B b_load(const uint8_t* p) {
