@@ -6,10 +6,13 @@ beside it, with the victim's command but for tenant and ports. Both are asked ov
 weight, so the victim is entitled to half of the machine:
 
 - *Tokens*: all that it asks for, as long as that is at most half of what the machine does.
-- *TTFT*: that of a machine of its own that is half as fast. Such a machine serves requests as the whole one serves the
-  same requests at twice the rate, but in twice the time; so they are sent alone and twice as fast, and times doubled.
+- *TTFT*: that of a machine of its own that does half of what this one does for both. Such a machine serves requests as
+  the whole one, if it does ``slowdown`` times as much, serves the same requests at ``slowdown`` times the rate, but in
+  ``slowdown`` times the time; so they are sent alone and that much faster, and times multiplied.
 
-Loads are shares of what the machine does for the flood alone.
+Loads are shares of what the machine does for both. A machine's speed drifts, so a load is measured in rounds: the
+victim beside the flood, which tells what the machine does for both; then what it does for one tenant alone; then the
+same requests alone. Percentiles are those of all rounds together.
 
 Tokens are those of the prompts that began to be answered, and one for each event of an answer, until the last arrival
 of the victim. A request of the victim without first token by then counts as one that waited until the end.
@@ -45,8 +48,9 @@ FLOOD_RATIO: Final = 10
 TIMEOUT_S: Final = 600.0
 START_TIMEOUT_S: Final = 60.0
 HEADER: Final = (
-    "| victim asks | its requests | TTFT p50 ms | entitled | p99 ms | entitled | p99 ratio | answered | its share |\n"
-    "|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+    "| victim asks | requests | TTFT p50 ms | entitled | p99 ms | entitled | p99 ratio | answered | its share "
+    "| requests/s for both |\n"
+    "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
 )
 
 
@@ -88,35 +92,90 @@ def tokens_until(outcomes: Sequence[Outcome], end_s: float, load: Load) -> int:
     return sum(load.input_tokens + count for count in events if count)
 
 
-async def measure_row(share: float, capacity: float, arguments: argparse.Namespace, load: Load, flood: Endpoint) -> str:
-    """Send the victim's requests alone and beside the flood; return the line of the table."""
-    victim = Endpoint.parse(arguments.base_url, PATH)
-    rate, duration_s = share * capacity, arguments.duration_s
-    # The same gaps and prompts, at twice the rate in half the time.
-    alone = await send_for(Traffic(victim, 2 * rate, 3), load, duration_s / 2, is_cut=False)
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What the victim got and was entitled to.
+
+    Attributes:
+        got_ms: TTFT of each request beside the flood.
+        entitled_ms: TTFT of each on a machine of its own.
+        asked: Its tokens in and out.
+        mine: Those of them that were done in time.
+        others: The flood's that were done in that time.
+        capacity: Requests a second of this size that the machine did for both.
+    """
+
+    got_ms: list[float]
+    entitled_ms: list[float]
+    asked: int
+    mine: int
+    others: int
+    capacity: float
+
+
+async def measure_round(rate: float, seed: int, arguments: argparse.Namespace, load: Load, flood: Endpoint) -> Round:
+    """Send the victim's requests, ``rate`` a second, beside the flood and alone."""
+    victim, duration_s = Endpoint.parse(arguments.base_url, PATH), arguments.duration_s / arguments.rounds
+    per_request: int = load.input_tokens + load.output_tokens
     async with asyncio.TaskGroup() as tasks:
         flooding = tasks.create_task(
-            send_for(Traffic(flood, FLOOD_RATIO * rate, 5), load, duration_s, is_cut=True), name="flood"
+            send_for(Traffic(flood, FLOOD_RATIO * rate, seed + 1), load, duration_s, is_cut=True), name="flood"
         )
-        asking = tasks.create_task(send_for(Traffic(victim, rate, 3), load, duration_s, is_cut=False), name="victim")
+        asking = tasks.create_task(send_for(Traffic(victim, rate, seed), load, duration_s, is_cut=False), name="victim")
     beside = asking.result()
-    failed = {outcome.error for outcome in (*alone, *beside) if outcome.error}
-    if failed or not beside:
-        raise SystemExit("the victim's requests failed: " + ("; ".join(sorted(failed)) or "none was sent"))
-    end_s = max(outcome.sent_s for outcome in beside)
+    if not beside:
+        raise SystemExit("no request was sent; make --duration-s longer")
+    start_s, end_s = (pick(outcome.sent_s for outcome in beside) for pick in (min, max))
     mine, others = tokens_until(beside, end_s, load), tokens_until(flooding.result(), end_s, load)
-    entitled = sorted(2 * time_to_first_token_ms(outcome) for outcome in alone)
-    got = sorted(time_to_first_token_ms(outcome) for outcome in beside)
-    asked = len(beside) * (load.input_tokens + load.output_tokens)
+    capacity = (mine + others) / per_request / max(1e-3, end_s - start_s)
+    slowdown = 2 * await measure_unhurried(arguments, load) / capacity
+    alone = await send_for(Traffic(victim, slowdown * rate, seed), load, duration_s / slowdown, is_cut=False)
+    if failed := {outcome.error for outcome in (*alone, *beside) if outcome.error}:
+        raise SystemExit("the victim's requests failed: " + "; ".join(sorted(failed)))
+    return Round(
+        got_ms=[time_to_first_token_ms(outcome) for outcome in beside],
+        entitled_ms=[slowdown * time_to_first_token_ms(outcome) for outcome in alone],
+        asked=len(beside) * per_request,
+        mine=mine,
+        others=others,
+        capacity=capacity,
+    )
+
+
+async def measure_row(share: float, capacity: float, arguments: argparse.Namespace, load: Load, flood: Endpoint) -> str:
+    """Measure all rounds of a load; return the line of the table."""
+    rounds: list[Round] = []
+    for index in range(arguments.rounds):
+        rounds.append(await measure_round(share * capacity, 100 * index + 3, arguments, load, flood))
+        capacity = rounds[-1].capacity
+    got = sorted(value for one in rounds for value in one.got_ms)
+    entitled = sorted(value for one in rounds for value in one.entitled_ms)
+    mine = sum(one.mine for one in rounds)
     figures = [f"{percentile(values, percent):,.0f}" for percent in (50, 99) for values in (got, entitled)]
     figures.append(f"{percentile(got, 99) / percentile(entitled, 99):.2f}")
-    figures += [f"{mine / asked:.0%}", f"{mine / max(1, mine + others):.0%}"]
-    return f"| {share:.0%} | {len(beside)} | " + " | ".join(figures) + " |"
+    figures.append(f"{mine / sum(one.asked for one in rounds):.0%}")
+    figures.append(f"{mine / max(1, mine + sum(one.others for one in rounds)):.0%}")
+    figures.append(f"{min(one.capacity for one in rounds):.1f}-{max(one.capacity for one in rounds):.1f}")
+    return f"| {share:.0%} | {len(got)} | " + " | ".join(figures) + " |"
+
+
+async def measure_unhurried(arguments: argparse.Namespace, load: Load) -> float:
+    """Return the requests a second that the machine does for one tenant whose clients wait for their answers."""
+    endpoint = Endpoint.parse(arguments.base_url, PATH)
+    num_requests = arguments.passes * arguments.places
+    with contextlib.ExitStack() as closing:
+        clients = [
+            closing.enter_context(contextlib.closing(StreamingClient(endpoint, TIMEOUT_S)))
+            for _ in range(arguments.places)
+        ]
+        start_s = time.perf_counter()
+        await run_closed_loop(clients, make_bodies(load, num_requests, 2))
+        return float(num_requests / (time.perf_counter() - start_s))
 
 
 async def measure_flooded(unhurried: float, arguments: argparse.Namespace, load: Load, flood: Endpoint) -> float:
     """Return the requests a second that the machine does for the flood alone, once it has built up."""
-    duration_s = arguments.duration_s / 2
+    duration_s = arguments.duration_s / 4
     outcomes = await send_for(Traffic(flood, FLOOD_RATIO * unhurried / 4, 7), load, duration_s, is_cut=True)
     start_s = min(outcome.sent_s for outcome in outcomes)
     half_s, end_s = start_s + duration_s / 2, start_s + duration_s
@@ -130,14 +189,8 @@ async def measure(arguments: argparse.Namespace, flood_url: str) -> None:
     flood = Endpoint.parse(flood_url, PATH)
     model = first_model(arguments.base_url)
     load = Load(model, "ids", arguments.input_tokens, arguments.output_tokens, 100, 40_000, 0, 0, 1, None, 0)
-    clients = [StreamingClient(flood, TIMEOUT_S) for _ in range(arguments.places)]
-    await run_closed_loop(clients, make_bodies(load, arguments.places, 1))
-    num_requests = arguments.rounds * arguments.places
-    start_s = time.perf_counter()
-    await run_closed_loop(clients, make_bodies(load, num_requests, 2))
-    unhurried = num_requests / (time.perf_counter() - start_s)
-    for client in clients:
-        client.close()
+    await measure_unhurried(arguments, load)  # to warm up
+    unhurried = await measure_unhurried(arguments, load)
     capacity = await measure_flooded(unhurried, arguments, load, flood)
     print(
         f"capacity: {capacity:.2f} requests/s of {load.input_tokens} + {load.output_tokens} tokens when flooded, "
@@ -190,8 +243,9 @@ def main() -> int:
     parser.add_argument("--flood-port", type=int, default=8090, help="HTTP port for the flood's gateway")
     parser.add_argument("--places", type=int, default=16, help="the mesh's --max-num-requests")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.15, 0.25, 0.35, 0.5], help="of the capacity")
-    parser.add_argument("--duration-s", type=float, default=120.0, help="of each load; half of it again alone")
-    parser.add_argument("--rounds", type=int, default=4, help="requests a place, for the capacity")
+    parser.add_argument("--duration-s", type=float, default=120.0, help="of each load; about half of it again alone")
+    parser.add_argument("--rounds", type=int, default=4, help="that a load's duration is divided into")
+    parser.add_argument("--passes", type=int, default=3, help="requests a place, for what is done for one tenant")
     parser.add_argument("--input-tokens", type=int, default=32)
     parser.add_argument("--output-tokens", type=int, default=32)
     arguments = parser.parse_args()
