@@ -104,7 +104,7 @@ class OpenAiGeneration:
             id=ID_PREFIXES[surface] + request_id,
             created_unix_s=self._generator.now_unix_s(),
             model=validated.model.name,
-            system_fingerprint=f"treadle-{self._version}-{validated.model.weight_version[:8]}",
+            system_fingerprint=f"treadle-{self._version}-{_short(validated.model.weight_version)}",
             seed=prepared[0].seed,
         )
 
@@ -224,3 +224,9 @@ def _refuse_idempotency_key(headers: Mapping[str, str]) -> None:
     """
     if "idempotency-key" in headers:
         raise unsupported("Idempotency-Key", "is not served yet; leave the header out")
+
+
+def _short(weight_version: str) -> str:
+    """Shorten the digest of the files, and keep what was made of them at load."""
+    digest, dash, variant = weight_version.partition("-")
+    return f"{digest[:8]}{dash}{variant}"

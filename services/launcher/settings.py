@@ -66,7 +66,7 @@ class ServeSettings:
     """Exactness of activations in the native engine, 16 or 8 bits; unset: the worker's default."""
 
     activations: str | None = None
-    """What activations are in the native engine, `auto`, `bfloat16` or `int8`; unset: the worker's default."""
+    """What activations are there, `auto`, `bfloat16`, `int8` or `rotated`; unset: the worker's default."""
 
     kv_dtype: str | None = None
     """Number format of keys and values, `auto`, `bfloat16`, `float32` or `int8`; unset: the worker's default."""

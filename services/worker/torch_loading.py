@@ -78,6 +78,10 @@ def _refuse_native_options(config: WorkerConfig) -> None:
     if config.quantization != "none":
         text = f"quantization {config.quantization} needs the native backend"
         raise EngineError(ErrorReason.INVALID_CONFIG, text, field="quantization")
+    if config.activation_bits != 16 or config.activations != "auto":
+        field = "activations" if config.activation_bits == 16 else "activation_bits"
+        text = f"{field} {getattr(config, field)} needs the native backend"
+        raise EngineError(ErrorReason.INVALID_CONFIG, text, field=field)
     if config.kv_dtype not in ("auto", config.dtype):
         text = f"kv_dtype {config.kv_dtype} with dtype {config.dtype} needs the native backend"
         raise EngineError(ErrorReason.INVALID_CONFIG, text, field="kv_dtype")

@@ -252,6 +252,27 @@ def test_phases_tell_where_a_steps_time_went(model_file):
     assert model.scratch_bytes > 0
 
 
+@pytest.mark.parametrize("activations", ActivationFormat, ids=lambda a: a.name)
+def test_inputs_of_linear_layers_can_be_observed_whatever_they_are_computed_with(model_file, activations):
+    requests = make_requests(np.random.default_rng(10), (40,))
+    exact = load_native(model_file("qwen2", "F32"), ThreadPool(1))
+    model = load_native(
+        model_file("qwen2", "Q8_0"), ThreadPool(2), activations=activations, activation_terms=TERMS[activations]
+    )
+    before = logits_of(model, make_cache(model, 2), requests, [[(0, 40)]])
+    with exact.observed() as expected, model.observed() as found:
+        logits_of(exact, make_cache(exact, 2), requests, [[(0, 40)]])
+        seen = logits_of(model, make_cache(model, 2), requests, [[(0, 40)]])
+    np.testing.assert_array_equal(seen[0], before[0])
+    for layer, of_exact in zip(found.layers, expected.layers, strict=True):
+        for squares, of_input in zip(layer, of_exact, strict=True):
+            np.testing.assert_allclose(squares, of_input, rtol=0.3, atol=0.02 * of_input.mean())
+    np.testing.assert_allclose(found.head, expected.head, rtol=0.3, atol=0.02 * expected.head.mean())
+    squares = found.head.copy()
+    logits_of(model, make_cache(model, 2), requests, [[(0, 20)]])
+    np.testing.assert_array_equal(found.head, squares)
+
+
 def test_the_environment_chooses_the_instruction_set():
     code = "from treadle_kernels import cpu; print(cpu.current_isa())"
     for name in ISAS:

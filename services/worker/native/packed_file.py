@@ -1,7 +1,8 @@
 """The packed weights of a model in one file, mapped into memory by every worker that runs it.
 
 Owns: where such files lie, what makes one valid, and how one comes about. Guarantees: a file appears under its name
-only when it is whole (written beside it, synced, renamed); its name says what it was made from, and a digest of every
+only when it is whole (written beside it, synced, renamed), and what a process that was ended left behind goes when the
+next one packs; its name says what it was made from, and a digest of every
 tensor shows damage; whatever is wrong with one, the weights are packed anew. A file is never changed once it is there,
 so maps of it stay valid when another takes its name.
 
@@ -9,6 +10,8 @@ Format: magic, length and digest of the header; the header, a JSON list with the
 page; the tensors at the recipe's offsets.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import logging
@@ -34,6 +37,8 @@ _MAGIC = b"treadle packed 1"
 _PREFIX = struct.Struct("<16sQ32s")
 _PAGE = 4096
 _NUM_DIGEST_THREADS = 4
+_UNFINISHED = ".packing-"
+"""How the name of a file begins that somebody works on, and has locked."""
 
 
 class DamagedFileError(Exception):
@@ -115,10 +120,12 @@ def write_packed(path: Path, recipe: Recipe, pack: Packer) -> None:
         OSError: the directory cannot be written, or has no room.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary_name = tempfile.mkstemp(prefix=".packing-", dir=path.parent)
+    _remove_abandoned(path.parent)
+    descriptor, temporary_name = tempfile.mkstemp(prefix=_UNFINISHED, dir=path.parent)
     temporary = Path(temporary_name)
     try:
         with os.fdopen(descriptor, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             num_bytes = _header_bytes(recipe) + recipe.num_bytes
             # A map of a file without room behind it kills the process when it is written to.
             os.posix_fallocate(file.fileno(), 0, num_bytes)
@@ -133,6 +140,14 @@ def write_packed(path: Path, recipe: Recipe, pack: Packer) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     _remove_superseded(path)
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Remove unfinished files whose process has ended, and with it its lock."""
+    for unfinished in directory.glob(f"{_UNFINISHED}*"):
+        with contextlib.suppress(OSError), unfinished.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            unfinished.unlink()
 
 
 def _remove_superseded(path: Path) -> None:

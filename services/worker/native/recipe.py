@@ -55,19 +55,17 @@ class Recipe:
     """A model's packed form.
 
     Attributes:
-        variant: What was asked for: ``stored``, ``int8``, ``int4``, ``float32``; or ``rotated``.
+        variant: What was asked for: ``stored``, ``int8``, ``int4`` or ``float32``; of rotated layers ``rotated``, and
+            with which formats they were calibrated where those are not the stored ones.
+        is_rotated: Whether its linear layers are.
         fingerprint: Digest of the weights' version and of everything that decides the packed bytes.
         tensors: In the order of the file.
     """
 
     variant: str
+    is_rotated: bool
     fingerprint: str
     tensors: tuple[PackedTensor, ...]
-
-    @property
-    def is_rotated(self) -> bool:
-        """Whether its linear layers are."""
-        return self.variant == "rotated"
 
     @property
     def num_bytes(self) -> int:
@@ -110,7 +108,7 @@ def make_recipe(
     if dtype == "float32" and quantization != "none":
         text = f"quantization is {quantization}, but dtype float32 asks for weights without any"
         raise EngineError(ErrorReason.INVALID_CONFIG, text, field="quantization")
-    variant = "float32" if dtype == "float32" else "stored" if quantization == "none" else quantization
+    variant: str = "float32" if dtype == "float32" else "stored" if quantization == "none" else quantization
     digest = hashlib.sha256(f"{_VERSION}:{checkpoint.weight_version}:{variant}".encode())
     if is_rotated:
         _check_rotatable(checkpoint, dtype)
@@ -119,7 +117,9 @@ def make_recipe(
         digest.update(_packed_probe(weight_format))
     for tensor in tensors:
         digest.update(f"{tensor.name}:{tensor.weight_format}:{tensor.num_bytes};".encode())
-    return Recipe("rotated" if is_rotated else variant, digest.hexdigest()[:16], tensors)
+    if is_rotated:
+        variant = "rotated" if variant == "stored" else f"rotated-{variant}"
+    return Recipe(variant, is_rotated, digest.hexdigest()[:16], tensors)
 
 
 _Choice = tuple[str, StoredTensor, WeightFormat | None]

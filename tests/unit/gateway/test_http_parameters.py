@@ -97,11 +97,11 @@ async def test_unknown_fields_are_ignored_and_logged_once(caplog):
 
 
 async def test_model_may_be_left_out_or_named():
-    served = (ServedModel("one", 64, 5, "aa"), ServedModel("two", 64, 5, "bb"))
+    served = (ServedModel("one", 64, 5, "aa"), ServedModel("two", 64, 5, "b" * 16 + "-rotated"))
     api = Api(speaker("x", served=served))
     assert (await api.complete()).json()["model"] == "one"
     body = (await api.complete(model="two")).json()
-    assert (body["model"], body["system_fingerprint"]) == ("two", "treadle-1.2.3-bb")
+    assert (body["model"], body["system_fingerprint"]) == ("two", "treadle-1.2.3-bbbbbbbb-rotated")
 
 
 async def test_deadline_comes_from_the_field_the_header_or_the_default():

@@ -88,6 +88,8 @@ def test_native_is_passed_over_where_the_library_was_not_built(tmp_path, monkeyp
     ("options", "problem"),
     [
         ({"backend": "torch", "quantization": "int8"}, "quantization int8 needs the native backend"),
+        ({"backend": "torch", "activation_bits": 8}, "activation_bits 8 needs the native backend"),
+        ({"backend": "torch", "activations": "int8"}, "activations int8 needs the native backend"),
         ({"backend": "torch", "speculation": "ngram"}, "speculation ngram needs the native backend"),
         ({"speculation_tokens": 0}, "must be in 1..32"),
         ({"speculation_min_ngram": 5}, "must be at least 1 and at most speculation_max_ngram"),

@@ -1,5 +1,6 @@
 """The packed file: made once, mapped after that, replaced when it is not what it should be."""
 
+import fcntl
 import mmap
 import os
 from pathlib import Path
@@ -126,6 +127,30 @@ def test_failed_packing_leaves_nothing_behind(tmp_path, recipe):
     assert list((tmp_path / "new").iterdir()) == []
 
 
+def test_what_an_ended_process_left_behind_goes_and_what_a_running_one_writes_stays(tmp_path, recipe):
+    abandoned, written = tmp_path / ".packing-old", tmp_path / ".packing-now"
+    abandoned.write_bytes(b"half")
+    with written.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        open_or_pack((tmp_path / "m.packed",), recipe, CountingPacker())
+        assert not abandoned.exists()
+        assert written.exists()
+    open_or_pack((tmp_path / "n.packed",), recipe, CountingPacker())
+    assert not written.exists()
+
+
+def test_two_that_pack_at_once_both_get_a_whole_file(tmp_path, recipe):
+    path, inner = (tmp_path / "m.packed",), CountingPacker()
+
+    def pack(out):
+        open_or_pack(path, recipe, inner)
+        inner(out)
+
+    assert np.array_equal(open_or_pack(path, recipe, pack), read_packed(path[0], recipe))
+    assert inner.num_calls == 2
+    assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
+
+
 def test_full_disk_is_noticed_before_anything_is_mapped(tmp_path, recipe, monkeypatch):
     def refuse(*_):
         raise OSError(28, "No space left on device")
@@ -179,6 +204,13 @@ def test_rotated_layers_are_another_file_that_leaves_the_first_in_place(tmp_path
         open_or_pack(path, recipe, CountingPacker())
     assert all(path.exists() for (path,) in paths)
     assert stored.fingerprint != rotated.fingerprint
+
+
+def test_rotated_layers_of_other_quantisations_have_names_of_their_own(tmp_path):
+    checkpoint = open_checkpoint(write_model(tmp_path))
+    recipes = [make_recipe(checkpoint, "bfloat16", name, is_rotated=True) for name in ("none", "int8", "int4")]
+    assert [recipe.variant for recipe in recipes] == ["rotated", "rotated-int8", "rotated-int4"]
+    assert len({recipe.fingerprint for recipe in recipes}) == 3
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

@@ -248,7 +248,7 @@ void Model::run_mlp(const treadle_layer& layer, int64_t num_tokens) {
     lap(kNorm);
     const LinearJob down{&layer.down, hidden, hidden_size, true};
     float *gated = gated_.data(), *up = up_.data();
-    const bool is_gated = can_gate(layer.gate, layer.up, num_tokens);
+    const bool is_gated = observed_ == nullptr && can_gate(layer.gate, layer.up, num_tokens);
     if (is_gated) {
         run_gated(pool_, scratch_, activations_.view(nullptr), num_tokens, layer.gate, layer.up, gated);
     } else {
