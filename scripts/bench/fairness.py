@@ -47,6 +47,8 @@ PATH: Final = "/v1/completions"
 FLOOD_RATIO: Final = 10
 TIMEOUT_S: Final = 600.0
 START_TIMEOUT_S: Final = 60.0
+LEAD_S: Final = 4.0
+"""Of the flood before the victim in a round: at first all places fill at once, and come free at once."""
 HEADER: Final = (
     "| victim asks | requests | TTFT p50 ms | entitled | p99 ms | entitled | p99 ratio | answered | its share "
     "| requests/s for both |\n"
@@ -86,10 +88,12 @@ async def send_for(traffic: Traffic, load: Load, duration_s: float, *, is_cut: b
     return outcomes
 
 
-def tokens_until(outcomes: Sequence[Outcome], end_s: float, load: Load) -> int:
-    """Count tokens in and out before ``end_s``. Pure."""
-    events = [sum(at_s <= end_s for at_s in outcome.event_s) for outcome in outcomes]
-    return sum(load.input_tokens + count for count in events if count)
+def tokens_between(outcomes: Sequence[Outcome], start_s: float, end_s: float, load: Load) -> int:
+    """Count tokens out in a time, and in of the prompts that began to be answered in it. Pure."""
+    events = [at_s for outcome in outcomes for at_s in outcome.event_s]
+    firsts = [outcome.event_s[0] for outcome in outcomes if outcome.event_s]
+    num_out, num_prompts = (sum(start_s < at_s <= end_s for at_s in times) for times in (events, firsts))
+    return num_out + load.input_tokens * num_prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +123,15 @@ async def measure_round(rate: float, seed: int, arguments: argparse.Namespace, l
     per_request: int = load.input_tokens + load.output_tokens
     async with asyncio.TaskGroup() as tasks:
         flooding = tasks.create_task(
-            send_for(Traffic(flood, FLOOD_RATIO * rate, seed + 1), load, duration_s, is_cut=True), name="flood"
+            send_for(Traffic(flood, FLOOD_RATIO * rate, seed + 1), load, LEAD_S + duration_s, is_cut=True), name="flood"
         )
+        await asyncio.sleep(LEAD_S)
         asking = tasks.create_task(send_for(Traffic(victim, rate, seed), load, duration_s, is_cut=False), name="victim")
     beside = asking.result()
     if not beside:
         raise SystemExit("no request was sent; make --duration-s longer")
     start_s, end_s = (pick(outcome.sent_s for outcome in beside) for pick in (min, max))
-    mine, others = tokens_until(beside, end_s, load), tokens_until(flooding.result(), end_s, load)
+    mine, others = (tokens_between(outcomes, start_s, end_s, load) for outcomes in (beside, flooding.result()))
     capacity = (mine + others) / per_request / max(1e-3, end_s - start_s)
     slowdown = 2 * await measure_unhurried(arguments, load) / capacity
     alone = await send_for(Traffic(victim, slowdown * rate, seed), load, duration_s / slowdown, is_cut=False)
@@ -179,7 +184,7 @@ async def measure_flooded(unhurried: float, arguments: argparse.Namespace, load:
     outcomes = await send_for(Traffic(flood, FLOOD_RATIO * unhurried / 4, 7), load, duration_s, is_cut=True)
     start_s = min(outcome.sent_s for outcome in outcomes)
     half_s, end_s = start_s + duration_s / 2, start_s + duration_s
-    tokens = tokens_until(outcomes, end_s, load) - tokens_until(outcomes, half_s, load)
+    tokens = tokens_between(outcomes, half_s, end_s, load)
     per_request: int = load.input_tokens + load.output_tokens
     return float(tokens / per_request / (end_s - half_s))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.fairness import tokens_until
+from scripts.bench.fairness import tokens_between
 from scripts.bench.memory import Memory, read_memory
 from scripts.bench.report import Objective, format_report, inter_token_latencies_ms, make_report, percentile
 from scripts.bench.serve import Load, make_bodies, run, run_closed_loop
@@ -191,7 +191,11 @@ def test_memory_is_read_from_the_kernel(tmp_path: Path) -> None:
     assert read_memory("gateway", 7, tmp_path) == Memory("gateway", 7, 2.048, 1.024, 0.512)
 
 
-def test_tokens_of_a_share_are_those_of_begun_requests_until_its_end() -> None:
+def test_tokens_of_a_time_are_those_out_in_it_and_prompts_that_began_to_be_answered_in_it() -> None:
+    before = Outcome(sent_s=0.0, event_s=[0.5, 1.5])
     begun = Outcome(sent_s=0.0, event_s=[1.0, 2.0, 3.0])
     late = Outcome(sent_s=0.0, event_s=[4.0])
-    assert tokens_until([begun, late], 2.0, LOAD) == LOAD.input_tokens + 2
+    waiting = Outcome(sent_s=0.0)
+    outcomes = [before, begun, late, waiting]
+    assert tokens_between(outcomes, 0.75, 2.0, LOAD) == LOAD.input_tokens + 3
+    assert tokens_between(outcomes, 0.0, 9.0, LOAD) == 3 * LOAD.input_tokens + 6
