@@ -6,10 +6,12 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
+from treadle_kernels import cpu
 from treadle_kernels.cpu import PackedLinear, StepRows, WeightFormat, pack_linear
 
 Floats = npt.NDArray[np.float32]
 
+ISAS = cpu.available_isas() if cpu.is_available() else ()
 QUANTIZED = tuple(f for f in WeightFormat if f.block_size > 1 and f != WeightFormat.ROTATED)
 FLOATING = tuple(f for f in WeightFormat if f.block_size == 1)
 # Where each block format keeps its float16 numbers, which random bytes would make infinite.

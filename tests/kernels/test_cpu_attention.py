@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from tests.kernels.cpu_references import attention_reference, make_rows, random_floats, step_rows, sum_of_terms
+from tests.kernels.cpu_references import ISAS, attention_reference, make_rows, random_floats, step_rows, sum_of_terms
 from tests.pairs import pairs
 from treadle_kernels import cpu
 from treadle_kernels.cpu import KvCache, KvDtype, KvShape, ThreadPool
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason()))
 
-ISAS = cpu.available_isas() if cpu.is_available() else ()
 # Keys and values lose bits on their way into the cache: 8 of 24 for bfloat16, 1 in 127 of the largest for int8.
 TOLERANCE = {KvDtype.F32: 2e-6, KvDtype.BF16: 2e-2, KvDtype.INT8: 4e-2}
 # What queries and weights lose as one or two bfloat16 terms, of 8 and 17 bits.
@@ -20,14 +19,6 @@ ARITHMETICS = [(KvDtype.F32, 0), (KvDtype.BF16, 0), (KvDtype.INT8, 0), (KvDtype.
 arithmetics = pytest.mark.parametrize(
     ("dtype", "terms"), ARITHMETICS, ids=[f"{dtype.name}-{terms or 'float32'}" for dtype, terms in ARITHMETICS]
 )
-
-
-@pytest.fixture(params=ISAS)
-def isa(request):
-    before = cpu.current_isa()
-    cpu.select_isa(request.param)
-    yield request.param
-    cpu.select_isa(before)
 
 
 class Request:

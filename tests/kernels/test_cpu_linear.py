@@ -5,6 +5,7 @@ import pytest
 
 from tests.kernels.cpu_references import (
     FLOATING,
+    ISAS,
     QUANTIZED,
     dequantized,
     integer_linear,
@@ -21,15 +22,6 @@ from treadle_kernels.cpu import ActivationFormat, ThreadPool, WeightFormat
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason()))
 
 ALL_FORMATS = FLOATING + QUANTIZED
-ISAS = cpu.available_isas() if cpu.is_available() else ()
-
-
-@pytest.fixture(params=ISAS)
-def isa(request):
-    before = cpu.current_isa()
-    cpu.select_isa(request.param)
-    yield request.param
-    cpu.select_isa(before)
 
 
 @pytest.mark.parametrize("weight_format", ALL_FORMATS, ids=lambda f: f.name)

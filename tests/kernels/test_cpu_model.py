@@ -17,7 +17,7 @@ from tests.kernels.cpu_models import (
     make_cache,
     reference_logits,
 )
-from tests.kernels.cpu_references import make_rows
+from tests.kernels.cpu_references import ISAS, make_rows
 from tests.model_files import random_weights, tiny_config, write_gguf_file
 from treadle_kernels import cpu
 from treadle_kernels.cpu import SAMPLING_DTYPE, ActivationFormat, KvDtype, ThreadPool
@@ -27,19 +27,10 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-ISAS = cpu.available_isas() if cpu.is_available() else ()
 LENGTHS = (150, 33, 70)
 TERMS = {ActivationFormat.INT8: 2, ActivationFormat.BF16: 2, ActivationFormat.ROTATED: 1}
 # The float32 path differs in summation order only; quantised ones also see 8-bit activations.
 TOLERANCE = {"F32": 2e-4, "F16": 2e-4, "BF16": 2e-4, "Q8_0": 0.3, "Q4_1": 0.3}
-
-
-@pytest.fixture(params=ISAS)
-def isa(request):
-    before = cpu.current_isa()
-    cpu.select_isa(request.param)
-    yield request.param
-    cpu.select_isa(before)
 
 
 @pytest.fixture(scope="module")

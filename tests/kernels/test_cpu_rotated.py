@@ -9,17 +9,8 @@ from treadle_kernels.cpu import ActivationFormat, ThreadPool, WeightFormat
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason()))
 
-ISAS = cpu.available_isas() if cpu.is_available() else ()
 # Rotated alone, whole, in two and three runs, and with padding.
 SHAPES = [(1, 32), (17, 64), (33, 96), (48, 576), (100, 1536), (64, 224)]
-
-
-@pytest.fixture(params=ISAS)
-def isa(request):
-    before = cpu.current_isa()
-    cpu.select_isa(request.param)
-    yield request.param
-    cpu.select_isa(before)
 
 
 def rotated(rows):

@@ -3,21 +3,11 @@
 import numpy as np
 import pytest
 
-from tests.kernels.cpu_references import random_floats
+from tests.kernels.cpu_references import ISAS, random_floats
 from treadle_kernels import cpu
 from treadle_kernels.cpu import ThreadPool
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason()))
-
-ISAS = cpu.available_isas() if cpu.is_available() else ()
-
-
-@pytest.fixture(params=ISAS)
-def isa(request):
-    before = cpu.current_isa()
-    cpu.select_isa(request.param)
-    yield request.param
-    cpu.select_isa(before)
 
 
 @pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 64, 576, 1000])

@@ -16,16 +16,6 @@ from treadle_kernels.cpu import SAMPLING_DTYPE, ThreadPool
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason()))
 
-ISAS = cpu.available_isas() if cpu.is_available() else ()
-
-
-@pytest.fixture(params=ISAS)
-def isa(request):
-    before = cpu.current_isa()
-    cpu.select_isa(request.param)
-    yield request.param
-    cpu.select_isa(before)
-
 
 def parameters(num_rows, *, temperature=1.0, min_p=0.0, top_p=1.0, top_k=0, seed=0):
     rows = np.zeros(num_rows, dtype=SAMPLING_DTYPE)
