@@ -55,3 +55,9 @@ def test_threads_join_every_loop_whether_they_spin_or_sleep(num_threads, spin_us
 def test_pools_may_live_side_by_side():
     pools = [ThreadPool(2, spin_us=0) for _ in range(4)]
     assert all(pool.measure_fork_join_s(20) < 1 for pool in pools)
+
+
+def test_a_pool_may_end_before_its_threads_have_begun():
+    # They used to sleep through its end now and then: once in a hundred pools, or in fifty thousand.
+    for _ in range(20_000):
+        ThreadPool(4)

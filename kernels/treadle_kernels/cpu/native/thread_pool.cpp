@@ -151,10 +151,10 @@ void ThreadPool::run_chunks(int thread) {
 
 void ThreadPool::work(int thread) {
     name_thread();
-    uint32_t seen = 0;
-    while (!is_stopping_.load()) {
-        // Before its chunks, so that a loop that starts meanwhile is not slept through.
-        seen = loop_.load();
+    for (;;) {
+        // Before all else, so that neither a loop that starts meanwhile nor the end is slept through.
+        const uint32_t seen = loop_.load();
+        if (is_stopping_.load()) return;
         run_chunks(thread);
         wait_for_loop(seen);
     }
