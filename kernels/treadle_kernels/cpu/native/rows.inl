@@ -85,38 +85,58 @@ void split_row(const float* x, int64_t k, uint16_t* out) {
 // Sums and differences of lanes 1, 2, 4 and 8 apart, as rotate() of rotation.h.
 inline F f_rotate_lanes(F x) { return f_butterfly<8>(f_butterfly<4>(f_butterfly<2>(f_butterfly<1>(x)))); }
 
-// The rest of a rotation: vectors `apart` from each other, and twice as far, in one pass.
-inline void rotate_vectors(float* x, int64_t k, int64_t apart) {
-    for (int64_t begin = 0; begin < k; begin += 4 * apart) {
-        for (float* p = x + begin; p < x + begin + apart; p += 16) {
-            const F a = f_load(p), b = f_load(p + apart), c = f_load(p + 2 * apart), d = f_load(p + 3 * apart);
-            const F ab = f_add(a, b), cd = f_add(c, d), a_b = f_sub(a, b), c_d = f_sub(c, d);
-            f_store(p, f_add(ab, cd));
-            f_store(p + apart, f_add(a_b, c_d));
-            f_store(p + 2 * apart, f_sub(ab, cd));
-            f_store(p + 3 * apart, f_sub(a_b, c_d));
+// Some passes of a rotation in one: kVectors vectors, `apart` numbers from each to the next, meet in registers, after
+// the lanes of each where those are still to be rotated. Returns the largest magnitudes, if asked for.
+template <int kVectors, bool kHasLanes>
+F rotate_vectors(const float* x, float* out, int64_t k, int64_t apart, bool is_last) {
+    F most = f_set(0.0f);
+    for (int64_t begin = 0; begin < k; begin += kVectors * apart) {
+        for (int64_t at = begin; at < begin + apart; at += 16) {
+            F vectors[kVectors];
+#pragma GCC unroll 8
+            for (int i = 0; i < kVectors; ++i) {
+                vectors[i] = f_load(x + at + i * apart);
+                if (kHasLanes) vectors[i] = f_rotate_lanes(vectors[i]);
+            }
+#pragma GCC unroll 3
+            for (int distance = 1; distance < kVectors; distance *= 2) {
+#pragma GCC unroll 8
+                for (int i = 0; i < kVectors; ++i) {
+                    if ((i & distance) != 0) continue;
+                    const F a = vectors[i], b = vectors[i + distance];
+                    vectors[i] = f_add(a, b);
+                    vectors[i + distance] = f_sub(a, b);
+                }
+            }
+#pragma GCC unroll 8
+            for (int i = 0; i < kVectors; ++i) f_store(out + at + i * apart, vectors[i]);
+            if (!is_last) continue;
+#pragma GCC unroll 8
+            for (int i = 0; i < kVectors; ++i) most = f_max_magnitude(most, vectors[i]);
         }
     }
+    return most;
+}
+
+// Rotates a row of a multiple of 32 numbers; returns the largest magnitudes.
+inline F rotate_all(const float* x, int64_t k, float* out) {
+    const int64_t length = treadle::rotation_length(k);
+    if (length == 32) return rotate_vectors<2, true>(x, out, k, 16, true);
+    F most = rotate_vectors<4, true>(x, out, k, 16, length == 64);
+    for (int64_t apart = 64; apart < length;) {
+        const int64_t left = length / apart;
+        if (left >= 8) most = rotate_vectors<8, false>(out, out, k, apart, left == 8);
+        if (left == 4) most = rotate_vectors<4, false>(out, out, k, apart, true);
+        if (left == 2) most = rotate_vectors<2, false>(out, out, k, apart, true);
+        apart *= left >= 8 ? 8 : left;
+    }
+    return most;
 }
 
 // Scale: largest magnitude / 127; codes: to nearest even. A row too small to divide by is zero; one that is not finite gets
 // the scale NaN, so that it shows in every output.
 void rotate_row(const float* x, int64_t k, float* scratch, const treadle::RotatedRow& out) {
-    const int64_t length = treadle::rotation_length(k);
-    for (int64_t i = 0; i < k; i += 16) f_store(scratch + i, f_rotate_lanes(f_load(x + i)));
-    int64_t apart = 16;
-    for (; 2 * apart < length; apart *= 4) rotate_vectors(scratch, k, apart);
-    if (apart < length) {
-        for (int64_t begin = 0; begin < k; begin += 2 * apart) {
-            for (float* p = scratch + begin; p < scratch + begin + apart; p += 16) {
-                const F a = f_load(p), b = f_load(p + apart);
-                f_store(p, f_add(a, b));
-                f_store(p + apart, f_sub(a, b));
-            }
-        }
-    }
-    F most = f_set(0.0f);
-    for (int64_t i = 0; i < k; i += 16) most = f_max_magnitude(most, f_load(scratch + i));
+    const F most = rotate_all(x, k, scratch);
     const uint32_t bits = max_magnitude_bits(most, most);
     const float largest = treadle::f32_from_bits(bits);
     const bool is_finite = bits < 0x7f800000u, is_zero = largest < 1e-30f;
