@@ -47,7 +47,9 @@ class TermAttention {
     void prepare() {
         const int64_t head_dim = call_.kv.head_dim;
         const F scale = f_set(call_.scale * 1.44269504f);
-        for (int row = 0; row < (rows_ + kTermRows - 1) / kTermRows * kTermRows; ++row) {
+        // Of a tile with fewer rows than it could have, no others are read.
+        const int filled = rows_ <= kTermRows ? rows_ : (rows_ + kTermRows - 1) / kTermRows * kTermRows;
+        for (int row = 0; row < filled; ++row) {
             const float* query = call_.queries + row / call_.group_size * call_.query_stride +
                                  row % call_.group_size * head_dim;
             uint16_t* out = scratch_.queries + row / kTermRows * groups_ * kTerms * kQueryWords +
@@ -214,7 +216,7 @@ class TermAttention {
         const F top = f_set(maximum > kLeastMaximum ? maximum : kLeastMaximum);
         F sums = f_set(0.0f);
         for (int run = step.range.first_run(); run < step.range.last_run(); ++run) {
-            F weight = f_weight(f_sub(f_load(step.scores + run * kRunScores + row * 16), top));
+            F weight = f_weight<kTerms>(f_sub(f_load(step.scores + run * kRunScores + row * 16), top));
             sums = f_add(sums, weight);
             uint16_t* words = step.weights + 2 * run * kRunScores + row * kWeightStride;
 #pragma GCC unroll 2

@@ -33,17 +33,24 @@ constexpr float kLeastMaximum = -1e38f;  // stands for -infinity where two are s
 
 inline int64_t num_groups(int64_t head_dim) { return (head_dim + kGroup - 1) / kGroup; }
 
-// 2^x for x <= 0, 0 below 2^-39; error below 2 ulp. Cephes' polynomial (S. Moshier, exp2f.c).
+// 2^x for x <= 0, 0 below 2^-39. For weights of two terms with an error below 2 ulp, by Cephes' polynomial (S. Moshier,
+// exp2f.c); for those of one term, which are rounded to 2^-9, of 2^-13: the cubic of least relative error with p(0) = 1.
+template <int kTerms>
 inline F f_weight(F x) {
     const F magic = f_set(12582912.0f);  // 1.5 * 2^23: the sum's last bits are the nearest integer
     const F shifted = f_add(x, magic);
     const F r = f_sub(x, f_sub(shifted, magic));
-    F p = f_set(1.535336188319500e-4f);
-    p = f_fma(p, r, f_set(1.339887440266574e-3f));
-    p = f_fma(p, r, f_set(9.618437357674640e-3f));
-    p = f_fma(p, r, f_set(5.550332471162809e-2f));
-    p = f_fma(p, r, f_set(2.402264791363012e-1f));
-    p = f_fma(p, r, f_set(6.931472028550421e-1f));
+    F p;
+    if (kTerms == 1) {
+        p = f_fma(f_set(5.500893295e-2f), r, f_set(2.422109991e-1f));
+        p = f_fma(p, r, f_set(6.932829022e-1f));
+    } else {
+        p = f_fma(f_set(1.535336188319500e-4f), r, f_set(1.339887440266574e-3f));
+        p = f_fma(p, r, f_set(9.618437357674640e-3f));
+        p = f_fma(p, r, f_set(5.550332471162809e-2f));
+        p = f_fma(p, r, f_set(2.402264791363012e-1f));
+        p = f_fma(p, r, f_set(6.931472028550421e-1f));
+    }
     p = f_fma(p, r, f_set(1.0f));
     return f_zero_below(f_times_power(p, shifted), x, kLeastExponent);
 }
@@ -211,8 +218,8 @@ class VectorProducts {
 // Shares, after merging, of what was there and of what is new, from their maxima.
 inline void merge_shares(F old_maximum, F new_maximum, F& old_share, F& new_share) {
     const F top = f_at_least(f_max(old_maximum, new_maximum), kLeastMaximum);
-    old_share = f_weight(f_sub(old_maximum, top));
-    new_share = f_weight(f_sub(new_maximum, top));
+    old_share = f_weight<2>(f_sub(old_maximum, top));
+    new_share = f_weight<2>(f_sub(new_maximum, top));
 }
 
 inline F merged(F old_number, F old_share, F new_number, F new_share) {
