@@ -1,4 +1,6 @@
-// Storing a token's keys and values, over plain numbers: it is a scatter, which vectors do not help.
+// Storing a token's keys and values, over the vocabulary of vec_*.h.
+#include <cstring>
+
 #include "formats.h"
 #include "kernels.h"
 
@@ -6,74 +8,62 @@ namespace {
 
 using treadle::KvWriteCall;
 
-inline uint16_t bf16_from_f32(float value) {
-    const uint32_t bits = treadle::bits_from_f32(value);
-    if (value != value) return static_cast<uint16_t>(bits >> 16 | 0x40);  // stays NaN
-    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-// Codes of one head: value = code * scale, scale = largest magnitude / 127.
-inline float int8_scale(const float* x, int64_t n, float* inverse) {
-    uint32_t bits = 0;
-    for (int64_t i = 0; i < n; ++i) {
-        const uint32_t magnitude = treadle::bits_from_f32(x[i]) & 0x7fffffffu;
-        bits = magnitude > bits ? magnitude : bits;
-    }
-    const float largest = treadle::f32_from_bits(bits);
-    if (bits >= 0x7f800000u || largest < 1e-30f) {
-        *inverse = 0.0f;
-        return bits >= 0x7f800000u ? __builtin_nanf("") : 0.0f;
-    }
-    *inverse = 127.0f / largest;
-    return largest / 127.0f;
-}
-
-template <class Number, class Convert>
-void write_numbers(const KvWriteCall& call, const Convert& convert_key, const Convert& convert_value) {
-    auto* keys = reinterpret_cast<Number*>(call.key_block) + call.slot / 16 * 16 * call.head_dim + call.slot % 16;
-    auto* values = reinterpret_cast<Number*>(call.value_block) + int64_t{call.slot} * call.padded_head_dim;
-    for (int64_t d = 0; d < call.head_dim; ++d) keys[16 * d] = convert_key(call.key[d]);
-    for (int64_t d = 0; d < call.head_dim; ++d) values[d] = convert_value(call.value[d]);
-    for (int64_t d = call.head_dim; d < call.padded_head_dim; ++d) values[d] = 0;
+void write_f32(const KvWriteCall& call) {
+    float* keys = reinterpret_cast<float*>(call.key_block) + call.slot / 16 * 16 * call.head_dim + call.slot % 16;
+    float* values = reinterpret_cast<float*>(call.value_block) + int64_t{call.slot} * call.padded_head_dim;
+    for (int64_t d = 0; d < call.head_dim; ++d) keys[16 * d] = call.key[d];
+    for (int64_t d = 0; d < call.padded_head_dim; d += 16) f_store(values + d, f_load_first(call.value + d, rest(call.head_dim, d)));
 }
 
 // Numbers whose products with a query's or a weight's terms might become denormal count as zero.
-inline uint16_t bf16_for_cache(float value) {
-    constexpr uint16_t kLeast = (127 - 55) << 7;  // 2^-55
-    const uint16_t half = bf16_from_f32(value);
-    return (half & 0x7fff) < kLeast ? uint16_t{0} : half;
+inline F bf16_for_cache(F x) {
+    const F nearest = f_round_bf16(x);
+    return f_zero_below(nearest, f_max(nearest, f_sub(f_set(0.0f), nearest)), 0x1p-55f);
 }
 
 // Pairs of dims of a key, and pairs of positions of a value, lie side by side.
-void write_pairs(const KvWriteCall& call) {
+void write_bf16(const KvWriteCall& call) {
     const int64_t run = call.slot / 16 * 16, slot = call.slot % 16, padded = call.padded_head_dim;
     uint16_t* keys = reinterpret_cast<uint16_t*>(call.key_block) + run * call.head_dim + 2 * slot;
-    uint16_t* values = reinterpret_cast<uint16_t*>(call.value_block) + (run + slot / 2 * 2) * padded + slot % 2;
-    for (int64_t d = 0; d < call.head_dim; d += 2) {
-        keys[16 * d] = bf16_for_cache(call.key[d]);
-        keys[16 * d + 1] = bf16_for_cache(call.key[d + 1]);
+    uint16_t* values = reinterpret_cast<uint16_t*>(call.value_block) + (run + slot / 2 * 2) * padded;
+    for (int64_t d = 0; d < padded; d += 16) {
+        const int count = rest(call.head_dim, d);
+        uint16_t words[16];
+        f_store_bf16(bf16_for_cache(f_load_first(call.key + d, count)), words);
+        for (int i = 0; i < count; i += 2) std::memcpy(keys + 16 * (d + i), words + i, 2 * sizeof *words);
+        f_store_bf16_half_pairs(bf16_for_cache(f_load_first(call.value + d, count)), slot % 2, values + 2 * d);
     }
-    for (int64_t d = 0; d < call.head_dim; ++d) values[2 * d] = bf16_for_cache(call.value[d]);
-    for (int64_t d = call.head_dim; d < padded; ++d) values[2 * d] = 0;
 }
 
-struct ToF32 {
-    float operator()(float x) const { return x; }
-};
-struct ToI8 {
-    float inverse;
-    int8_t operator()(float x) const {
-        return inverse == 0.0f ? int8_t{0} : static_cast<int8_t>(__builtin_rintf(x * inverse));
+// Codes of one head into codes[padded]; returns their scale. Value = code * scale, scale = largest magnitude / 127.
+inline float quantize_head(const float* x, int64_t head_dim, int64_t padded, int8_t* codes) {
+    F most = f_set(0.0f);
+    for (int64_t d = 0; d < head_dim; d += 16) most = f_max_magnitude(most, f_load_first(x + d, rest(head_dim, d)));
+    const uint32_t bits = max_magnitude_bits(most, most);
+    const float largest = treadle::f32_from_bits(bits);
+    const bool is_finite = bits < 0x7f800000u, is_zero = largest < 1e-30f;
+    const F inverse = f_set(127.0f / largest);
+    for (int64_t d = 0; d < padded; d += 16) {
+        const bool has_codes = is_finite && !is_zero && d < head_dim;
+        store_codes(has_codes ? i_round(f_mul(f_load_first(x + d, rest(head_dim, d)), inverse)) : i_set(0), codes + d);
     }
-};
+    return !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : largest / 127.0f;
+}
+
+void write_int8(const KvWriteCall& call) {
+    const int64_t padded = call.padded_head_dim;
+    auto* keys = reinterpret_cast<int8_t*>(call.key_block) + call.slot / 16 * 16 * call.head_dim + call.slot % 16;
+    auto* values = reinterpret_cast<int8_t*>(call.value_block) + call.slot * padded;
+    // The value's place holds the codes of the key meanwhile.
+    call.key_scales[call.slot] = quantize_head(call.key, call.head_dim, padded, values);
+    for (int64_t d = 0; d < call.head_dim; ++d) keys[16 * d] = values[d];
+    call.value_scales[call.slot] = quantize_head(call.value, call.head_dim, padded, values);
+}
 
 void write_kv(const KvWriteCall& call) {
-    if (call.dtype == TREADLE_KV_F32) return write_numbers<float>(call, ToF32{}, ToF32{});
-    if (call.dtype == TREADLE_KV_BF16) return write_pairs(call);
-    ToI8 key{}, value{};
-    call.key_scales[call.slot] = int8_scale(call.key, call.head_dim, &key.inverse);
-    call.value_scales[call.slot] = int8_scale(call.value, call.head_dim, &value.inverse);
-    write_numbers<int8_t>(call, key, value);
+    if (call.dtype == TREADLE_KV_F32) return write_f32(call);
+    if (call.dtype == TREADLE_KV_BF16) return write_bf16(call);
+    write_int8(call);
 }
 
 }  // namespace

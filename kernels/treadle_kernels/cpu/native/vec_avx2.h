@@ -136,6 +136,11 @@ inline F f_store_bf16(F x, uint16_t* p) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
     return nearest;
 }
+inline void f_store_bf16_half_pairs(F x, int half, uint16_t* p) {
+    uint16_t words[16];
+    f_store_bf16(x, words);
+    for (int i = 0; i < 16; ++i) p[2 * i + half] = words[i];
+}
 inline F f_truncate_bf16(F x) {
     const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int32_t>(0xffff0000)));
     return {_mm256_and_ps(x.low, mask), _mm256_and_ps(x.high, mask)};

@@ -95,6 +95,10 @@ inline F f_store_bf16(F x, uint16_t* p) {
     return nearest;
 #endif
 }
+inline void f_store_bf16_half_pairs(F x, int half, uint16_t* p) {
+    const I bits = _mm512_castps_si512(x);
+    _mm512_mask_storeu_epi16(p, half == 0 ? 0x55555555u : 0xaaaaaaaau, half == 0 ? _mm512_srli_epi32(bits, 16) : bits);
+}
 inline F f_truncate_bf16(F x) {
     return _mm512_and_ps(x, _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
 }

@@ -150,6 +150,12 @@ inline F f_store_bf16(F x, uint16_t* p) {
     for (int i = 0; i < 16; ++i) p[i] = static_cast<uint16_t>(treadle::bits_from_f32(nearest.lane[i]) >> 16);
     return nearest;
 }
+// Stores lanes that are bfloat16 as one of each of sixteen pairs: the first (0) or the second (1).
+inline void f_store_bf16_half_pairs(F x, int half, uint16_t* p) {
+    uint16_t words[16];
+    f_store_bf16(x, words);
+    for (int i = 0; i < 16; ++i) p[2 * i + half] = words[i];
+}
 // The bfloat16 that is nearest towards zero.
 inline F f_truncate_bf16(F x) {
     return f_each([&](int i) { return treadle::f32_from_bits(treadle::bits_from_f32(x.lane[i]) & 0xffff0000u); });
