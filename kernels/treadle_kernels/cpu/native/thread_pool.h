@@ -16,7 +16,7 @@ namespace treadle {
 // are nobody's: a weight is decoded once for all rows of a chunk, and would be decoded by each thread.
 class RowShares {
  public:
-    static constexpr int64_t kLeast = 128;  // rows of a share
+    static constexpr int64_t kLeast = 64;   // rows of a share
     static constexpr int64_t kGrain = 32;   // shares are multiples of it
 
     RowShares(int64_t rows, int num_threads) : rows_(rows) {
