@@ -6,10 +6,11 @@ each checkout has a process with its own library; they compute the same step one
 same hour, and what counts is the median of the ratios. The engine must be built in each checkout. Loads: ``8`` is a
 batch of 8 decoding requests with 256 tokens of context, ``512@1024`` a chunk of 512 tokens of a prompt after 1,024.
 
-A checkout may be told what activations to take (``.:ROTATED``), so that one can be compared with itself.
+A checkout may be told what activations to take, and what format keys and values have (``.:ROTATED:INT8``), so that one
+can be compared with itself.
 
 Usage: kernels_turns.py BEFORE AFTER [--loads 1 8 32 512@0] [--rounds 30]
-       kernels_turns.py .:BF16 .:ROTATED
+       kernels_turns.py .:BF16 .:ROTATED .:ROTATED:INT8
 """
 
 import argparse
@@ -35,7 +36,7 @@ from treadle_kernels.cpu import SAMPLING_DTYPE, StepPhase, StepRows
 CONTEXT = 256
 
 
-def take_turns(checkout: str, activations: str | None) -> None:
+def take_turns(checkout: str, activations: str | None, kv: str) -> None:
     """Compute a step for each line of standard input, which names a load; answer with milliseconds, whole and parts."""
     if not Path(cpu.__file__).is_relative_to(Path(checkout).resolve()):
         raise SystemExit(f"{checkout} has no kernels of its own")
@@ -45,7 +46,7 @@ def take_turns(checkout: str, activations: str | None) -> None:
         repeats=1,
         format="Q4_1",
         head_format="Q8_0",
-        kv="BF16",
+        kv=kv,
         activations=activations,
         terms=None,
     )
@@ -80,9 +81,10 @@ class TurnTaker:
     """The process of one checkout."""
 
     def __init__(self, name: str) -> None:
-        checkout, _, activations = name.partition(":")
+        checkout, activations, kv, *_ = [*name.split(":"), "", ""]
         command = [sys.executable, "-P", __file__, "--turns-of", str(Path(checkout).resolve())]
         command += ["--activations", activations] if activations else []
+        command += ["--kv", kv] if kv else []
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -130,11 +132,12 @@ def main() -> None:
     parser.add_argument("checkouts", nargs="*")
     parser.add_argument("--turns-of", help=argparse.SUPPRESS)
     parser.add_argument("--activations", help=argparse.SUPPRESS)
+    parser.add_argument("--kv", default="BF16", help=argparse.SUPPRESS)
     parser.add_argument("--loads", nargs="+", default=["1", "8", "32", "128", "512@0", "512@512"])
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
     if options.turns_of:
-        return take_turns(options.turns_of, options.activations)
+        return take_turns(options.turns_of, options.activations, options.kv)
     if not options.checkouts:
         parser.error("name at least one checkout")
     return compare(options.checkouts, options.loads, options.rounds)
