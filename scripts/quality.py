@@ -78,6 +78,7 @@ VARIANTS = (
     Variant("as stored, KV float32", {"kv_dtype": "float32"}),
     Variant("as stored, KV int8", {"kv_dtype": "int8"}),
     Variant("as stored, activations 8 bits", {"activation_bits": 8}),
+    Variant("as stored, activations 8 bits, KV int8", {"activation_bits": 8, "kv_dtype": "int8"}),
     Variant("decoded, int8", {"quantization": "int8"}, Source.DECODED),
     Variant("decoded, int4", {"quantization": "int4"}, Source.DECODED),
     Variant("off grid, bfloat16", {}, Source.OFF_GRID),

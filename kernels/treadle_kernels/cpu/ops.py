@@ -116,8 +116,8 @@ def attention(
         num_heads: Query heads.
         sliding_window: Positions that a token sees, its own included; None sees all.
         scale: Of the scores; None is ``head_dim ** -0.5``.
-        num_terms: Of bfloat16, that queries and weights over a BF16 cache are sums of: 1 or 2; 0, and over any other
-            cache, they are float32.
+        num_terms: Of bfloat16, that queries and weights over a BF16 cache are sums of: 1 or 2; 0, and over an F32
+            cache, they are float32. Over an INT8 cache they are whole numbers of 15 bits.
 
     Returns:
         ``[num_tokens, num_heads · head_dim]``.

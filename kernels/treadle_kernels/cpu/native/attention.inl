@@ -1,4 +1,5 @@
-// Paged attention over the vocabulary of vec_*.h, and its arithmetic in float32; attention_terms.inl has the other.
+// Paged attention over the vocabulary of vec_*.h, and its arithmetic in float32; attention_terms.inl and
+// attention_codes.inl have the others.
 //
 // Positions fall into partitions of 128, fixed by absolute position. A row (one query head of one token) gets for each
 // partition the maximum m of its scores, l = sum of exp(score - m) and o = sum of exp(score - m) times the values; the
@@ -8,6 +9,7 @@
 // the weight 0, which adds nothing, however many of them a neighbour drags in.
 #include "attention_parts.inl"
 #include "attention_terms.inl"
+#include "attention_codes.inl"
 #include "attention_steps.inl"
 #include "attention_tiles.inl"
 #include "kernels.h"
@@ -47,7 +49,7 @@ struct AttentionScratch {
     }
 };
 
-// The same numbers as float32; scales still to be applied.
+// The same numbers as float32.
 template <class Kv>
 void convert_runs(const AttentionCall& call, Range range, const Runs<Kv>& from, const AttentionScratch& scratch,
                   Runs<KvF32>& to) {
@@ -70,26 +72,7 @@ void convert_runs(const AttentionCall& call, Range range, const Runs<Kv>& from, 
         }
         to.keys[run] = keys;
         to.values[run] = values;
-        to.key_scales[run] = from.key_scales[run];
-        to.value_scales[run] = from.value_scales[run];
     }
-}
-
-// Calls body.template operator()<number of rows>(first row) for all rows, as many at once as registers allow.
-template <class Body>
-inline void by_rows(int rows, const Body& body) {
-    int row = 0;
-    for (; row + kAttentionRowsAtOnce <= rows; row += kAttentionRowsAtOnce)
-        body.template run<kAttentionRowsAtOnce>(row);
-    if (kAttentionRowsAtOnce > 3 && row + 3 <= rows) {
-        body.template run<3>(row);
-        row += 3;
-    }
-    if (row + 2 <= rows) {
-        body.template run<2>(row);
-        row += 2;
-    }
-    if (row < rows) body.template run<1>(row);
 }
 
 template <class Kv>
@@ -119,10 +102,8 @@ struct ValueBody {
 };
 
 // Turns one row's scores into weights; returns their maximum, -infinity if the row sees nothing here.
-template <class Kv>
-float weigh(const AttentionCall& call, const Runs<Kv>& runs, Range range, Range of_row, float* scores, float* sum) {
+inline float weigh(Range range, Range of_row, float* scores, float* sum) {
     const float minus_infinity = -__builtin_inff();
-    const bool is_scaled = call.kv.dtype == TREADLE_KV_INT8;
     if (of_row.is_empty()) {
         for (int run = range.first_run(); run < range.last_run(); ++run) f_store(scores + 16 * run, f_set(0.0f));
         *sum = 0.0f;
@@ -130,25 +111,17 @@ float weigh(const AttentionCall& call, const Runs<Kv>& runs, Range range, Range 
     }
     F largest = f_set(minus_infinity);
     for (int run = range.first_run(); run < range.last_run(); ++run) {
-        F score = f_load(scores + 16 * run);
-        if (is_scaled) score = f_mul(score, f_load(runs.key_scales[run]));
         const int begin = smaller(larger(of_row.begin - 16 * run, 0), 16),
                   end = smaller(larger(of_row.end - 16 * run, 0), 16);
-        score = f_keep_lanes(score, begin, end, minus_infinity);
+        const F score = f_keep_lanes(f_load(scores + 16 * run), begin, end, minus_infinity);
         f_store(scores + 16 * run, score);
         largest = f_max(score, largest);
     }
     const float maximum = f_max_lane(largest);
     F sums = f_set(0.0f);
     for (int run = range.first_run(); run < range.last_run(); ++run) {
-        F weight = f_exp(f_sub(f_load(scores + 16 * run), f_set(maximum)));
+        const F weight = f_exp(f_sub(f_load(scores + 16 * run), f_set(maximum)));
         sums = f_add(sums, weight);
-        if (is_scaled) {
-            // Slots that are not seen may hold anything, their scales too.
-            const int begin = smaller(larger(of_row.begin - 16 * run, 0), 16);
-            const int end = smaller(larger(of_row.end - 16 * run, 0), 16);
-            weight = f_keep_lanes(f_mul(weight, f_load(runs.value_scales[run])), begin, end, 0.0f);
-        }
         f_store(scores + 16 * run, weight);
     }
     *sum = f_sum(sums);
@@ -190,7 +163,7 @@ void attend_partition(const AttentionCall& call, const Runs<Kv>& runs, int parti
     for (int row = 0; row < rows; ++row) {
         const Range of_row = seen(call, call.first_position + row / call.group_size, partition);
         scratch.part_maxima[row] =
-            weigh(call, runs, range, of_row, scratch.scores + row * kPartition, &scratch.part_sums[row]);
+            weigh(range, of_row, scratch.scores + row * kPartition, &scratch.part_sums[row]);
     }
     by_rows(rows, ValueBody<Kv>{call, runs, range, scratch});
 }
@@ -252,12 +225,12 @@ void attend(const AttentionCall& call) {
         case TREADLE_KV_BF16:
             return attend_as<KvBF16>(call);
         default:
-            return attend_as<KvI8>(call);
+            return CodeAttention<VectorCodes>(call).run();
     }
 }
 
 void merge_partials(const AttentionCall& call, int32_t num_partitions) {
-    if (call.num_terms > 0) return merge_partials_of_terms(call, num_partitions);
+    if (call.num_terms > 0 || call.kv.dtype == TREADLE_KV_INT8) return merge_partials_of_terms(call, num_partitions);
     const int64_t padded = call.kv.padded_head_dim;
     const int rows = call.num_queries * call.group_size;
     const AttentionScratch scratch(call.scratch, treadle::attention_rows(call.group_size), padded);

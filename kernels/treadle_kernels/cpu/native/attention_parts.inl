@@ -29,17 +29,9 @@ struct KvBF16 {
         f_load_bf16_pairs(of_pair + 2 * d, first, second);
     }
 };
+// Codes with an offset of 128, in quads; see attention_codes.inl.
 struct KvI8 {
-    using Number = int8_t;
-    static F load(const int8_t* p) { return f_load_i8(p); }
-    static void load_keys(const int8_t* p, F& first, F& second) {
-        first = load(p);
-        second = load(p + 16);
-    }
-    static void load_values(const int8_t* of_pair, int64_t padded, int64_t d, F& first, F& second) {
-        first = load(of_pair + d);
-        second = load(of_pair + padded + d);
-    }
+    using Number = uint8_t;
 };
 
 // Keys and values of a partition, by runs of sixteen positions; laid out as KvView says.
@@ -67,7 +59,7 @@ struct Range {
 
     bool is_empty() const { return begin >= end; }
     int first_run() const { return begin / 16; }
-    int last_run() const { return (end + 15) / 16; }  // exclusive
+    int last_run() const { return is_empty() ? first_run() : (end + 15) / 16; }  // exclusive
 };
 
 inline int smaller(int a, int b) { return a < b ? a : b; }
@@ -88,7 +80,8 @@ void find_runs(const AttentionCall& call, int partition, Range range, Runs<Kv>& 
         const int position = partition * kPartition + run * 16;
         const int64_t block = call.block_table[position / kv.block_size] * kv.block_bytes;
         const int slot = position % kv.block_size;
-        runs.keys[run] = reinterpret_cast<const Number*>(kv.keys + block) + slot * kv.head_dim;
+        const int64_t key_width = kv.dtype == TREADLE_KV_INT8 ? kv.padded_head_dim : kv.head_dim;
+        runs.keys[run] = reinterpret_cast<const Number*>(kv.keys + block) + slot * key_width;
         runs.values[run] = reinterpret_cast<const Number*>(kv.values + block) + slot * kv.padded_head_dim;
         if (kv.dtype == TREADLE_KV_INT8) {
             const auto scales = [&](const float* p) {
@@ -100,12 +93,16 @@ void find_runs(const AttentionCall& call, int partition, Range range, Runs<Kv>& 
     }
 }
 
-// The keys of the partition after this one, run by run.
+// The keys that are read after those of this partition, run by run.
 template <class Kv>
 void find_next_keys(const AttentionCall& call, int partition, int last_position, Runs<Kv>& runs) {
-    if (partition + 1 >= call.partition_end) return;
     Runs<Kv> next{};
-    find_runs(call, partition + 1, {0, seen(call, last_position, partition + 1).end}, next);
+    if (partition + 1 < call.partition_end) {
+        find_runs(call, partition + 1, {0, seen(call, last_position, partition + 1).end}, next);
+    } else if (call.next != nullptr) {
+        const int first = call.next->partition_begin;
+        find_runs(*call.next, first, seen(*call.next, call.next->first_position, first), next);
+    }
     for (int run = 0; run < kRuns; ++run) runs.next_keys[run] = next.keys[run];
 }
 
@@ -130,6 +127,23 @@ inline void keep_partial(const AttentionCall& call, int index, int row, float ma
     partial[1] = sum;
     if (outputs == nullptr) return;
     for (int64_t d = 0; d < call.kv.padded_head_dim; d += 16) f_store(partial + 2 + d, f_load(outputs + d));
+}
+
+// Calls body.template operator()<number of rows>(first row) for all rows, as many at once as registers allow.
+template <class Body>
+inline void by_rows(int rows, const Body& body) {
+    int row = 0;
+    for (; row + kAttentionRowsAtOnce <= rows; row += kAttentionRowsAtOnce)
+        body.template run<kAttentionRowsAtOnce>(row);
+    if (kAttentionRowsAtOnce > 3 && row + 3 <= rows) {
+        body.template run<3>(row);
+        row += 3;
+    }
+    if (row + 2 <= rows) {
+        body.template run<2>(row);
+        row += 2;
+    }
+    if (row < rows) body.template run<1>(row);
 }
 
 }  // namespace

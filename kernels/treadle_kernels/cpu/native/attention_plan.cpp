@@ -23,7 +23,7 @@ struct KvLayout {
 KvLayout kv_layout(const treadle_kv& kv) {
     const int64_t size = number_bytes(kv.dtype), slots = kv.block_size, heads = kv.num_kv_heads;
     KvLayout layout{};
-    layout.key_head = slots * kv.head_dim * size;
+    layout.key_head = slots * (kv.dtype == TREADLE_KV_INT8 ? padded(kv.head_dim) : kv.head_dim) * size;
     layout.value_head = slots * padded(kv.head_dim) * size;
     layout.scales = heads * (layout.key_head + layout.value_head);
     layout.layer = layout.scales + (kv.dtype == TREADLE_KV_INT8 ? 2 * heads * slots * int64_t{sizeof(float)} : 0);
@@ -179,6 +179,7 @@ AttentionCall AttentionPlan::call_for(const Item& item, const treadle_kv& kv, in
     call.out = out + item.first_token * out_width + column;
     call.out_stride = out_width;
     call.partials = nullptr;
+    call.next = nullptr;
     if (item.partial >= 0) call.partials = partials_.data() + item.partial;
     call.scratch = scratch_.of(thread);
     return call;
@@ -186,18 +187,33 @@ AttentionCall AttentionPlan::call_for(const Item& item, const treadle_kv& kv, in
 
 void AttentionPlan::run(ThreadPool& pool, const treadle_kv& kv, int64_t layer, const float* qkv, float* out) const {
     const Kernels& table = kernels();
-    const auto run_chunk = [&](int64_t chunk, int thread) {
+    // `after` is the chunk that the thread most likely takes next.
+    const auto run_chunk = [&](int64_t chunk, int64_t after, int thread) {
         for (int64_t i = chunks_[chunk]; i < chunks_[chunk + 1]; ++i) {
-            AttentionCall call = call_for(items_[i], kv, layer, qkv, out, thread);
+            AttentionCall call = call_for(items_[i], kv, layer, qkv, out, thread), next{};
             if (call.partials != nullptr) call.out = nullptr;
+            const bool is_last = i + 1 == chunks_[chunk + 1];
+            // Over numbers of two bytes arithmetic waits for memory in any case, and this gains nothing.
+            if (kv.dtype == TREADLE_KV_INT8 && (!is_last || after < first_chunk_.back())) {
+                next = call_for(items_[is_last ? chunks_[after] : i + 1], kv, layer, qkv, out, thread);
+                call.next = &next;
+            }
             table.attend(call);
         }
     };
+    const int64_t num_chunks = first_chunk_.back(), num_threads = pool.num_threads();
     if (shares_.are_owned()) {
         pool.run_owned([this](int owner) { return first_chunk_[owner + 1] - first_chunk_[owner]; },
-                       [&](int owner, int64_t index, int thread) { run_chunk(first_chunk_[owner] + index, thread); });
+                       [&](int owner, int64_t index, int thread) {
+                           const int64_t chunk = first_chunk_[owner] + index;
+                           run_chunk(chunk, chunk + 1, thread);
+                       });
     } else {
-        pool.run(first_chunk_.back(), run_chunk);
+        pool.run_owned([&](int owner) { return (num_chunks - owner + num_threads - 1) / num_threads; },
+                       [&](int owner, int64_t index, int thread) {
+                           const int64_t chunk = owner + index * num_threads;
+                           run_chunk(chunk, chunk + num_threads, thread);
+                       });
     }
     pool.run(static_cast<int64_t>(merges_.size()), [&](int64_t chunk, int thread) {
         const Merge& merge = merges_[chunk];

@@ -235,23 +235,8 @@ class TermAttention {
     }
 
     void merge(const TermStep& step) const {
-        float *maxima = scratch_.maxima + step.first_row, *sums = scratch_.sums + step.first_row;
-        const F old_maxima = f_load(maxima), new_maxima = f_load(step.maxima);
-        F old_shares, new_shares;
-        merge_shares(old_maxima, new_maxima, old_shares, new_shares);
-        f_store(maxima, f_max(old_maxima, new_maxima));
-        f_store(sums, merged(f_load(sums), old_shares, f_load(step.sums), new_shares));
-        float old_share[kTermRows], new_share[kTermRows];
-        f_store(old_share, old_shares);
-        f_store(new_share, new_shares);
-        for (int row = 0; row < step.rows; ++row) {
-            float* outputs = scratch_.outputs + (step.first_row + row) * padded_;
-            const float* part = step.outputs + row * padded_;
-            const F old = f_set(old_share[row]), fresh = f_set(new_share[row]);
-            for (int64_t d = 0; d < padded_; d += 16) {
-                f_store(outputs + d, merged(f_load(outputs + d), old, f_load(part + d), fresh));
-            }
-        }
+        merge_rows(step.rows, scratch_.maxima + step.first_row, scratch_.sums + step.first_row,
+                   scratch_.outputs + step.first_row * padded_, step.maxima, step.sums, step.outputs, padded_);
     }
 
     const AttentionCall& call_;

@@ -34,7 +34,8 @@ constexpr float kLeastMaximum = -1e38f;  // stands for -infinity where two are s
 inline int64_t num_groups(int64_t head_dim) { return (head_dim + kGroup - 1) / kGroup; }
 
 // 2^x for x <= 0, 0 below 2^-39. For weights of two terms with an error below 2 ulp, by Cephes' polynomial (S. Moshier,
-// exp2f.c); for those of one term, which are rounded to 2^-9, of 2^-13: the cubic of least relative error with p(0) = 1.
+// exp2f.c); for those of one term, which are rounded to 2^-9, of 2^-13: the cubic of least relative error with
+// p(0) = 1.
 template <int kTerms>
 inline F f_weight(F x) {
     const F magic = f_set(12582912.0f);  // 1.5 * 2^23: the sum's last bits are the nearest integer
@@ -224,6 +225,25 @@ inline void merge_shares(F old_maximum, F new_maximum, F& old_share, F& new_shar
 
 inline F merged(F old_number, F old_share, F new_number, F new_share) {
     return f_fma(old_number, old_share, f_mul(new_number, new_share));
+}
+
+// Folds a partition's results of up to sixteen rows into what they have so far; there is memory for all sixteen.
+inline void merge_rows(int rows, float* maxima, float* sums, float* outputs, const float* part_maxima,
+                       const float* part_sums, const float* part_outputs, int64_t padded) {
+    const F old_maxima = f_load(maxima), new_maxima = f_load(part_maxima);
+    F old_shares, new_shares;
+    merge_shares(old_maxima, new_maxima, old_shares, new_shares);
+    f_store(maxima, f_max(old_maxima, new_maxima));
+    f_store(sums, merged(f_load(sums), old_shares, f_load(part_sums), new_shares));
+    float old_share[kTermRows], new_share[kTermRows];
+    f_store(old_share, old_shares);
+    f_store(new_share, new_shares);
+    for (int row = 0; row < rows; ++row) {
+        const F old = f_set(old_share[row]), fresh = f_set(new_share[row]);
+        for (int64_t d = row * padded; d < (row + 1) * padded; d += 16) {
+            f_store(outputs + d, merged(f_load(outputs + d), old, f_load(part_outputs + d), fresh));
+        }
+    }
 }
 
 }  // namespace

@@ -100,7 +100,8 @@ constexpr int kMaxAttentionRows = 96;  // queries times heads of a group taken t
 
 // One key head's cached numbers in one layer, addressed by block. Slots come in runs of sixteen. A run's keys and values
 // are [head_dim][16] and [16][padded head_dim]; in bfloat16, pairs of dims and pairs of slots lie side by side, as tile
-// products take them: [head_dim / 2][16][2] and [8][padded head_dim][2].
+// products take them: [head_dim / 2][16][2] and [8][padded head_dim][2]; codes of int8, with an offset of 128, likewise
+// in quads: [padded head_dim / 4][16][4] and [4][padded head_dim][4].
 struct KvView {
     const uint8_t* keys;        // of block 0: [block_size / 16] runs
     const uint8_t* values;      // likewise
@@ -130,6 +131,8 @@ struct AttentionCall {
     float* out;  // [num_queries][out_stride]; null to leave partial results instead
     int64_t out_stride;
     float* partials;   // [partition_end - partition_begin][rows][2 + padded_head_dim], see merge
+    // What this thread computes next, whose first keys may be asked for; null where that is not known.
+    const AttentionCall* next;
     uint8_t* scratch;  // attention_scratch_bytes of this thread, 64-byte aligned
 };
 
@@ -185,7 +188,7 @@ static inline int64_t attention_rows(int64_t group_size) {
     return group_size > kMaxAttentionRows ? group_size : kMaxAttentionRows;
 }
 
-// Of either arithmetic.
+// Of any arithmetic.
 static inline int64_t attention_scratch_bytes(int64_t group_size, int64_t padded_head_dim) {
     const int64_t rows = (attention_rows(group_size) + 15) / 16 * 16, groups = (padded_head_dim + kGroup - 1) / kGroup;
     // Queries, outputs, a partition's outputs; scores; maxima and sums; keys and values as float32.
@@ -195,7 +198,12 @@ static inline int64_t attention_scratch_bytes(int64_t group_size, int64_t padded
     // all and of steps; two runs of values.
     const int64_t of_terms = rows * groups * kGroup + 4 * groups * kGroup + (rows + 16) * padded_head_dim +
                              2 * 16 * kPartition + 2 * (rows + 2 * 16) + 16 * padded_head_dim;
-    return 4 * (floats > of_terms ? floats : of_terms) + 2048;
+    // Scores; outputs, a partition's outputs; maxima and sums, likewise; scales and sums of whole numbers; these, of
+    // queries and of weights, as two bytes; a partition's values, sums of tiles.
+    const int64_t of_codes = rows * kPartition + 2 * rows * padded_head_dim + 4 * rows + 6 * rows +
+                             rows * (padded_head_dim + kPartition) / 2 + kPartition * padded_head_dim / 4 + 1024;
+    const int64_t most = floats > of_terms ? floats : of_terms;
+    return 4 * (most > of_codes ? most : of_codes) + 2048;
 }
 
 // Null where the library was built without it or the machine lacks it.

@@ -12,7 +12,9 @@ void write_f32(const KvWriteCall& call) {
     float* keys = reinterpret_cast<float*>(call.key_block) + call.slot / 16 * 16 * call.head_dim + call.slot % 16;
     float* values = reinterpret_cast<float*>(call.value_block) + int64_t{call.slot} * call.padded_head_dim;
     for (int64_t d = 0; d < call.head_dim; ++d) keys[16 * d] = call.key[d];
-    for (int64_t d = 0; d < call.padded_head_dim; d += 16) f_store(values + d, f_load_first(call.value + d, rest(call.head_dim, d)));
+    for (int64_t d = 0; d < call.padded_head_dim; d += 16) {
+        f_store(values + d, f_load_first(call.value + d, rest(call.head_dim, d)));
+    }
 }
 
 // Numbers whose products with a query's or a weight's terms might become denormal count as zero.
@@ -35,29 +37,54 @@ void write_bf16(const KvWriteCall& call) {
     }
 }
 
-// Codes of one head into codes[padded]; returns their scale. Value = code * scale, scale = largest magnitude / 127.
-inline float quantize_head(const float* x, int64_t head_dim, int64_t padded, int8_t* codes) {
-    F most = f_set(0.0f);
-    for (int64_t d = 0; d < head_dim; d += 16) most = f_max_magnitude(most, f_load_first(x + d, rest(head_dim, d)));
-    const uint32_t bits = max_magnitude_bits(most, most);
-    const float largest = treadle::f32_from_bits(bits);
-    const bool is_finite = bits < 0x7f800000u, is_zero = largest < 1e-30f;
-    const F inverse = f_set(127.0f / largest);
-    for (int64_t d = 0; d < padded; d += 16) {
-        const bool has_codes = is_finite && !is_zero && d < head_dim;
-        store_codes(has_codes ? i_round(f_mul(f_load_first(x + d, rest(head_dim, d)), inverse)) : i_set(0), codes + d);
+// One head as codes: value = code * scale, scale = largest magnitude / 127. A head too small to divide by is zero; one that
+// is not finite gets the scale NaN.
+class HeadCodes {
+ public:
+    HeadCodes(const float* x, int64_t head_dim) : x_(x), head_dim_(head_dim) {
+        F most = f_set(0.0f);
+        for (int64_t d = 0; d < head_dim; d += 16) most = f_max_magnitude(most, f_load_first(x + d, rest(head_dim, d)));
+        const uint32_t bits = max_magnitude_bits(most, most);
+        const float largest = treadle::f32_from_bits(bits);
+        const bool is_finite = bits < 0x7f800000u;
+        has_codes_ = is_finite && largest >= 1e-30f;
+        scale_ = !is_finite ? __builtin_nanf("") : has_codes_ ? largest / 127.0f : 0.0f;
+        inverse_ = has_codes_ ? 127.0f / largest : 0.0f;
     }
-    return !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : largest / 127.0f;
-}
+    float scale() const { return scale_; }
+    I codes(int64_t d) const {
+        if (!has_codes_ || d >= head_dim_) return i_set(0);
+        return i_round(f_mul(f_load_first(x_ + d, rest(head_dim_, d)), f_set(inverse_)));
+    }
 
+ private:
+    const float* const x_;
+    const int64_t head_dim_;
+    bool has_codes_;
+    float scale_;
+    float inverse_;
+};
+
+// Quads of dims of a key, and quads of positions of a value, lie side by side; codes have an offset of 128.
 void write_int8(const KvWriteCall& call) {
-    const int64_t padded = call.padded_head_dim;
-    auto* keys = reinterpret_cast<int8_t*>(call.key_block) + call.slot / 16 * 16 * call.head_dim + call.slot % 16;
-    auto* values = reinterpret_cast<int8_t*>(call.value_block) + call.slot * padded;
-    // The value's place holds the codes of the key meanwhile.
-    call.key_scales[call.slot] = quantize_head(call.key, call.head_dim, padded, values);
-    for (int64_t d = 0; d < call.head_dim; ++d) keys[16 * d] = values[d];
-    call.value_scales[call.slot] = quantize_head(call.value, call.head_dim, padded, values);
+    const int64_t run = call.slot / 16 * 16, slot = call.slot % 16, padded = call.padded_head_dim;
+    uint8_t* keys = call.key_block + run * padded + 4 * slot;
+    uint8_t* values = call.value_block + (run + slot / 4 * 4) * padded + slot % 4;
+    const HeadCodes key(call.key, call.head_dim), value(call.value, call.head_dim);
+    call.key_scales[call.slot] = key.scale();
+    call.value_scales[call.slot] = value.scale();
+    for (int64_t d = 0; d < padded; d += 16) {
+        int8_t codes[2][16];
+        store_codes(key.codes(d), codes[0]);
+        store_codes(value.codes(d), codes[1]);
+        for (int i = 0; i < 16; i += 4) {
+            uint32_t quad;
+            std::memcpy(&quad, codes[0] + i, sizeof quad);
+            quad ^= 0x80808080u;
+            std::memcpy(keys + 16 * (d + i), &quad, sizeof quad);
+        }
+        for (int i = 0; i < 16; ++i) values[4 * (d + i)] = static_cast<uint8_t>(codes[1][i] ^ 0x80);
+    }
 }
 
 void write_kv(const KvWriteCall& call) {

@@ -133,8 +133,8 @@ inline F rotate_all(const float* x, int64_t k, float* out) {
     return most;
 }
 
-// Scale: largest magnitude / 127; codes: to nearest even. A row too small to divide by is zero; one that is not finite gets
-// the scale NaN, so that it shows in every output.
+// Scale: largest magnitude / 127; codes: to nearest even. A row too small to divide by is zero; one that is not finite
+// gets the scale NaN, so that it shows in every output.
 void rotate_row(const float* x, int64_t k, float* scratch, const treadle::RotatedRow& out) {
     const F most = rotate_all(x, k, scratch);
     const uint32_t bits = max_magnitude_bits(most, most);
@@ -183,7 +183,13 @@ void swiglu_row(const float* gate, const float* up, int64_t n, float* y) {
 
 // Pairs number i of the first half with number i of the second, as Hugging Face does.
 void rotate_head(float* head, const float* cos, const float* sin, int64_t half) {
-    for (int64_t i = 0; i < half; i += 16) {
+    int64_t i = 0;
+    for (; i + 16 <= half; i += 16) {
+        const F c = f_load(cos + i), s = f_load(sin + i), a = f_load(head + i), b = f_load(head + half + i);
+        f_store(head + i, f_sub(f_mul(a, c), f_mul(b, s)));
+        f_store(head + half + i, f_add(f_mul(b, c), f_mul(a, s)));
+    }
+    if (i < half) {
         const int left = rest(half, i);
         const F c = f_load_first(cos + i, left), s = f_load_first(sin + i, left);
         const F a = f_load_first(head + i, left), b = f_load_first(head + half + i, left);

@@ -141,7 +141,8 @@ typedef struct treadle_rows {
 // Stores keys and values of one layer, then attends causally: out[num_tokens, num_heads * head_dim] from
 // qkv[num_tokens, (num_heads + 2 num_kv_heads) * head_dim]. A token sees at most its last sliding_window positions,
 // itself included; 0 means all. Over a BF16 cache, queries and softmax weights are sums of num_terms bfloat16
-// numbers (1 or 2) and products are summed as AMX tiles do; with 0, and over any other cache, they are float32.
+// numbers (1 or 2) and products are summed as AMX tiles do; with 0, and over an F32 cache, they are float32. Over an INT8
+// cache they are whole numbers of 15 bits, whatever num_terms.
 TREADLE_API int treadle_attention(treadle_pool* pool, const treadle_kv* kv, int32_t layer, const treadle_rows* rows,
                                   const float* qkv, int32_t num_heads, int32_t sliding_window, float scale,
                                   int32_t num_terms, float* out);

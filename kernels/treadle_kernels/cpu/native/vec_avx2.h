@@ -113,10 +113,6 @@ inline __m256 load_f16(const uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 inline F f_load_f16(const uint16_t* p) { return {load_f16(p), load_f16(p + 8)}; }
-inline __m256 load_i8(const int8_t* p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-}
-inline F f_load_i8(const int8_t* p) { return {load_i8(p), load_i8(p + 8)}; }
 
 inline __m256 round_bf16(__m256 x) {
     const __m256i bits = _mm256_castps_si256(x);

@@ -69,9 +69,6 @@ inline void f_load_bf16_pairs(const uint16_t* p, F& first, F& second) {
 inline F f_load_f16(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-inline F f_load_i8(const int8_t* p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-}
 
 inline F f_round_bf16(F x) {
     const I bits = _mm512_castps_si512(x);

@@ -132,9 +132,6 @@ inline void f_load_bf16_pairs(const uint16_t* p, F& first, F& second) {
 inline F f_load_f16(const uint16_t* p) {
     return f_each([&](int i) { return treadle::f32_from_f16(p[i]); });
 }
-inline F f_load_i8(const int8_t* p) {
-    return f_each([&](int i) { return static_cast<float>(p[i]); });
-}
 
 // The nearest bfloat16, ties to even.
 inline F f_round_bf16(F x) {
