@@ -10,6 +10,9 @@ weight, so the victim is entitled to half of the machine:
   the whole one, if it does ``slowdown`` times as much, serves the same requests at ``slowdown`` times the rate, but in
   ``slowdown`` times the time; so they are sent alone and that much faster, and times multiplied.
 
+Answers are from one token to twice ``--output-tokens`` less one long: of one length, those that began together would
+end together, and so would the next in their places, and who comes between waits for all of them.
+
 Loads are shares of what the machine does for both. A machine's speed drifts, so a load is measured in rounds: the
 victim beside the flood, which tells what the machine does for both; then what it does for one tenant alone; then the
 same requests alone. Percentiles are those of all rounds together.
@@ -33,7 +36,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -65,6 +68,19 @@ class Traffic:
     seed: int
 
 
+def output_lengths(load: Load, count: int, seed: int) -> list[int]:
+    """Choose the lengths of answers; their mean is the load's. Pure."""
+    source = random.Random(seed)
+    return [source.randint(1, 2 * load.output_tokens - 1) for _ in range(count)]
+
+
+def make_varied_bodies(load: Load, count: int, seed: int) -> list[bytes]:
+    """Return request bodies whose answers have those lengths. Pure."""
+    lengths = output_lengths(load, count, seed)
+    loads = [replace(load, output_tokens=length) for length in lengths]
+    return [body for index, one in enumerate(loads) for body in make_bodies(one, 1, (seed << 32) + index)]
+
+
 async def send_for(traffic: Traffic, load: Load, duration_s: float, *, is_cut: bool) -> list[Outcome]:
     """Send at random times for ``duration_s``, however many are in flight; ``is_cut`` breaks off what is left then."""
     source = random.Random(traffic.seed)
@@ -72,7 +88,7 @@ async def send_for(traffic: Traffic, load: Load, duration_s: float, *, is_cut: b
     while offset_s < duration_s:
         offsets_s.append(offset_s)
         offset_s += source.expovariate(traffic.rate)
-    bodies = make_bodies(load, len(offsets_s), traffic.seed)
+    bodies = make_varied_bodies(load, len(offsets_s), traffic.seed)
     outcomes: list[Outcome] = []
     start_s = time.perf_counter()
 
@@ -140,7 +156,7 @@ async def measure_round(rate: float, seed: int, arguments: argparse.Namespace, l
     return Round(
         got_ms=[time_to_first_token_ms(outcome) for outcome in beside],
         entitled_ms=[slowdown * time_to_first_token_ms(outcome) for outcome in alone],
-        asked=len(beside) * per_request,
+        asked=len(beside) * load.input_tokens + sum(output_lengths(load, len(beside), seed)),
         mine=mine,
         others=others,
         capacity=capacity,
@@ -165,17 +181,21 @@ async def measure_row(share: float, capacity: float, arguments: argparse.Namespa
 
 
 async def measure_unhurried(arguments: argparse.Namespace, load: Load) -> float:
-    """Return the requests a second that the machine does for one tenant whose clients wait for their answers."""
+    """Return the requests a second, of mean length, that the machine does for one tenant as long as some always wait.
+
+    There are two clients a place: with one, a place stays empty until the answer has gone to its client and the next
+    request has come. What is done after the last request was sent does not count, as places come free then.
+    """
     endpoint = Endpoint.parse(arguments.base_url, PATH)
-    num_requests = arguments.passes * arguments.places
+    num_clients = 2 * arguments.places
+    per_request: int = load.input_tokens + load.output_tokens
     with contextlib.ExitStack() as closing:
         clients = [
-            closing.enter_context(contextlib.closing(StreamingClient(endpoint, TIMEOUT_S)))
-            for _ in range(arguments.places)
+            closing.enter_context(contextlib.closing(StreamingClient(endpoint, TIMEOUT_S))) for _ in range(num_clients)
         ]
-        start_s = time.perf_counter()
-        await run_closed_loop(clients, make_bodies(load, num_requests, 2))
-        return float(num_requests / (time.perf_counter() - start_s))
+        outcomes = await run_closed_loop(clients, make_varied_bodies(load, arguments.passes * num_clients, 2))
+    start_s, end_s = (pick(outcome.sent_s for outcome in outcomes) for pick in (min, max))
+    return tokens_between(outcomes, start_s, end_s, load) / per_request / (end_s - start_s)
 
 
 async def measure_flooded(unhurried: float, arguments: argparse.Namespace, load: Load, flood: Endpoint) -> float:
@@ -199,7 +219,7 @@ async def measure(arguments: argparse.Namespace, flood_url: str) -> None:
     capacity = await measure_flooded(unhurried, arguments, load, flood)
     print(
         f"capacity: {capacity:.2f} requests/s of {load.input_tokens} + {load.output_tokens} tokens when flooded, "
-        f"{unhurried:.2f} with {arguments.places} clients\n\n{HEADER}"
+        f"{unhurried:.2f} for one tenant\n\n{HEADER}"
     )
     for share in arguments.loads:
         print(await measure_row(share, capacity, arguments, load, flood), flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.fairness import tokens_between
+from scripts.bench.fairness import make_varied_bodies, output_lengths, tokens_between
 from scripts.bench.memory import Memory, read_memory
 from scripts.bench.report import Objective, format_report, inter_token_latencies_ms, make_report, percentile
 from scripts.bench.serve import Load, make_bodies, run, run_closed_loop
@@ -199,3 +199,11 @@ def test_tokens_of_a_time_are_those_out_in_it_and_prompts_that_began_to_be_answe
     outcomes = [before, begun, late, waiting]
     assert tokens_between(outcomes, 0.75, 2.0, LOAD) == LOAD.input_tokens + 3
     assert tokens_between(outcomes, 0.0, 9.0, LOAD) == 3 * LOAD.input_tokens + 6
+
+
+def test_answers_of_both_tenants_differ_in_length_and_are_the_same_when_sent_again() -> None:
+    lengths = output_lengths(LOAD, 400, 3)
+    bodies = [json.loads(body) for body in make_varied_bodies(LOAD, 400, 3)]
+    assert [body["max_tokens"] for body in bodies] == lengths == output_lengths(LOAD, 400, 3)
+    assert set(lengths) == set(range(1, 2 * LOAD.output_tokens))
+    assert len({tuple(body["prompt"]) for body in bodies}) > 390
