@@ -25,6 +25,7 @@ SETTINGS = {
     "activations-8": {"activation_bits": 8},
     "kv-float32": {"kv_dtype": "float32"},
     "kv-int8": {"kv_dtype": "int8"},
+    "activations-8-kv-int8": {"activation_bits": 8, "kv_dtype": "int8"},
 }
 FACTORS = ([0, 2, 8, 32], [16, 64, 512], list(Prefix), list(Interruption), list(Choice))
 IS_FULL = os.environ.get("TREADLE_FULL_MATRIX") == "1"
