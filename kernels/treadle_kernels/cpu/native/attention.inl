@@ -30,12 +30,8 @@ struct AttentionScratch {
     float* values;  // [128][padded], converted
 
     AttentionScratch(uint8_t* memory, int64_t rows, int64_t padded) {
-        auto* next = reinterpret_cast<float*>(memory);
-        const auto take = [&next](int64_t size) {
-            float* taken = next;
-            next += (size + 15) / 16 * 16;
-            return taken;
-        };
+        ScratchArea area(memory);
+        const auto take = [&area](int64_t size) { return area.take<float>(size); };
         queries = take(rows * padded);
         outputs = take(rows * padded);
         part_outputs = take(rows * padded);
@@ -111,9 +107,7 @@ inline float weigh(Range range, Range of_row, float* scores, float* sum) {
     }
     F largest = f_set(minus_infinity);
     for (int run = range.first_run(); run < range.last_run(); ++run) {
-        const int begin = smaller(larger(of_row.begin - 16 * run, 0), 16),
-                  end = smaller(larger(of_row.end - 16 * run, 0), 16);
-        const F score = f_keep_lanes(f_load(scores + 16 * run), begin, end, minus_infinity);
+        const F score = keep_seen(of_row, run, f_load(scores + 16 * run), minus_infinity);
         f_store(scores + 16 * run, score);
         largest = f_max(score, largest);
     }
@@ -174,8 +168,7 @@ void attend_as(const AttentionCall& call) {
     const int rows = call.num_queries * call.group_size;
     const AttentionScratch scratch(call.scratch, treadle::attention_rows(call.group_size), padded);
     for (int row = 0; row < rows; ++row) {
-        const float* query =
-            call.queries + row / call.group_size * call.query_stride + row % call.group_size * head_dim;
+        const float* query = query_of(call, row);
         for (int64_t d = 0; d < head_dim; ++d) scratch.queries[row * padded + d] = query[d] * call.scale;
         scratch.maxima[row] = -__builtin_inff();
         scratch.sums[row] = 0.0f;

@@ -185,13 +185,12 @@ class TileProducts {
 };
 
 void attend_with_tiles(const AttentionCall& call) {
-    const bool is_of_codes = call.kv.dtype == TREADLE_KV_INT8 && TileCodes::can(call);
-    if (call.num_terms == 0 && !is_of_codes) return treadle::avx512_kernels()->attend(call);
-    if (is_of_codes) {
+    if (call.kv.dtype == TREADLE_KV_INT8 && TileCodes::can(call)) {
         TileCodes::configure();
         CodeAttention<TileCodes>(call).run();
         return _tile_release();
     }
+    if (call.num_terms == 0) return treadle::avx512_kernels()->attend(call);
     attention_config(smaller(call.num_queries * call.group_size, kTermRows)).load();
     if (call.num_terms == 1) attend_with_terms<1, TileProducts<1>>(call);
     if (call.num_terms == 2) attend_with_terms<2, TileProducts<2>>(call);

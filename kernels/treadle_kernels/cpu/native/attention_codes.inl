@@ -21,20 +21,16 @@ constexpr int kCodeOffset = 128;            // of a code in the cache
 constexpr float kMostWhole = 127 * 128.0f;  // of the whole numbers: h fits in a byte
 constexpr int kCodeRows = 16;               // rows that are weighed together
 
-// Makes numbers whole, sixteen at a time: of `largest` magnitude, given as bits, or not finite. Adds up the sums.
+// Makes numbers whole, sixteen at a time, and adds up the sums of their parts.
 class Wholes {
  public:
-    explicit Wholes(uint32_t largest_bits)
-        : largest_(treadle::f32_from_bits(largest_bits)),
-          is_finite_(largest_bits < 0x7f800000u),
-          has_codes_(is_finite_ && largest_ >= 1e-30f),
-          inverse_(f_set(has_codes_ ? kMostWhole / largest_ : 0.0f)) {}
+    explicit Wholes(uint32_t largest_bits) : scale_(largest_bits, kMostWhole) {}
 
-    // What a whole number stands for. NaN where a number was not finite, so that it shows in every output.
-    float scale() const { return !is_finite_ ? __builtin_nanf("") : has_codes_ ? largest_ / kMostWhole : 0.0f; }
+    // What a whole number stands for.
+    float scale() const { return scale_.scale; }
 
     void store(F x, int8_t* high, int8_t* low) {
-        const F whole = has_codes_ ? f_mul(x, inverse_) : f_set(0.0f);
+        const F whole = scale_.scaled(x);
         const F high_part = f_round(f_mul(whole, f_set(1.0f / 128)));
         const I high_codes = i_round(high_part), low_codes = i_round(f_fma(high_part, f_set(-128.0f), whole));
         store_codes(high_codes, high);
@@ -46,10 +42,7 @@ class Wholes {
     int32_t low_sum() const { return i_sum(low_sum_); }
 
  private:
-    const float largest_;
-    const bool is_finite_;
-    const bool has_codes_;
-    const F inverse_;
+    const CodeScale scale_;
     I high_sum_ = i_set(0), low_sum_ = i_set(0);
 };
 
@@ -74,14 +67,10 @@ struct CodeScratch {
     int32_t* tile_sums;  // [4][16][16]
 
     CodeScratch(uint8_t* memory, int64_t rows, int64_t padded) {
-        const auto take = [&memory](int64_t num_bytes) {
-            uint8_t* taken = memory;
-            memory += (num_bytes + 63) / 64 * 64;
-            return taken;
-        };
-        const auto floats = [&take](int64_t count) { return reinterpret_cast<float*>(take(4 * count)); };
-        const auto ints = [&take](int64_t count) { return reinterpret_cast<int32_t*>(take(4 * count)); };
-        const auto bytes = [&take](int64_t count) { return reinterpret_cast<int8_t*>(take(count)); };
+        ScratchArea area(memory);
+        const auto floats = [&area](int64_t count) { return area.take<float>(count); };
+        const auto ints = [&area](int64_t count) { return area.take<int32_t>(count); };
+        const auto bytes = [&area](int64_t count) { return area.take<int8_t>(count); };
         scores = floats(rows * kPartition);
         outputs = floats(rows * padded);
         part_outputs = floats(rows * padded);
@@ -95,7 +84,7 @@ struct CodeScratch {
         weights = bytes(rows * 2 * kPartition);
         weight_scales = floats(rows);
         weight_sums = ints(2 * rows);
-        values = reinterpret_cast<uint8_t*>(bytes(kPartition * padded));
+        values = area.take<uint8_t>(kPartition * padded);
         tile_sums = ints(4 * 256);
     }
 };
@@ -290,8 +279,7 @@ class CodeAttention {
     void prepare() const {
         const int64_t head_dim = step_.call.kv.head_dim;
         for (int row = 0; row < step_.rows; ++row) {
-            const float* query = step_.call.queries + row / step_.call.group_size * step_.call.query_stride +
-                                 row % step_.call.group_size * head_dim;
+            const float* query = query_of(step_.call, row);
             F most = f_set(0.0f);
             for (int64_t d = 0; d < head_dim; d += 16) {
                 most = f_max_magnitude(most, f_load_first(query + d, rest(head_dim, d)));
@@ -312,38 +300,30 @@ class CodeAttention {
 
     // Turns sums of some rows into whole weights, in three passes over all of them: in each a row waits for none.
     void weigh(int row, int count) const {
+        Range seen_by[kCodeRows];
         uint32_t largest[kCodeRows];
-        for (int i = 0; i < count; ++i) scale_scores(row + i);
-        for (int i = 0; i < count; ++i) largest[i] = weigh_values(row + i);
-        for (int i = 0; i < count; ++i) make_whole(row + i, largest[i]);
-    }
-
-    // Replaces what a row does not see of a run.
-    static F hide(Range of_row, int run, F x, float instead) {
-        if (of_row.begin <= 16 * run && of_row.end >= 16 * run + 16) return x;
-        const int begin = smaller(larger(of_row.begin - 16 * run, 0), 16),
-                  end = smaller(larger(of_row.end - 16 * run, 0), 16);
-        return f_keep_lanes(x, begin, end, instead);
+        for (int i = 0; i < count; ++i) seen_by[i] = step_.range_of(row + i, 1);
+        for (int i = 0; i < count; ++i) scale_scores(row + i, seen_by[i]);
+        for (int i = 0; i < count; ++i) largest[i] = weigh_values(row + i, seen_by[i]);
+        for (int i = 0; i < count; ++i) make_whole(row + i, seen_by[i], largest[i]);
     }
 
     // Sums become scores to base two; finds their maximum.
-    void scale_scores(int row) const {
-        const Range of_row = step_.range_of(row, 1);
+    void scale_scores(int row, Range of_row) const {
         float* scores = step_.scratch.scores + row * kPartition;
         const F scale = f_set(step_.scratch.query_scales[row]);
         F largest = f_set(-__builtin_inff());
         for (int run = of_row.first_run(); run < of_row.last_run(); ++run) {
-            const F score = f_mul(f_mul(f_load(scores + 16 * run), scale), f_load(step_.runs.key_scales[run]));
-            const F seen_score = hide(of_row, run, score, -__builtin_inff());
-            f_store(scores + 16 * run, seen_score);
-            largest = f_max(seen_score, largest);
+            F score = f_mul(f_mul(f_load(scores + 16 * run), scale), f_load(step_.runs.key_scales[run]));
+            if (!of_row.covers(run)) score = keep_seen(of_row, run, score, -__builtin_inff());
+            f_store(scores + 16 * run, score);
+            largest = f_max(score, largest);
         }
         step_.scratch.part_maxima[row] = f_max_lane(largest);
     }
 
     // Scores become weights times the values' scales; returns the bits of the largest.
-    uint32_t weigh_values(int row) const {
-        const Range of_row = step_.range_of(row, 1);
+    uint32_t weigh_values(int row, Range of_row) const {
         float* scores = step_.scratch.scores + row * kPartition;
         const float maximum = step_.scratch.part_maxima[row];
         const F top = f_set(maximum > kLeastMaximum ? maximum : kLeastMaximum);
@@ -351,7 +331,8 @@ class CodeAttention {
         for (int run = of_row.first_run(); run < of_row.last_run(); ++run) {
             const F weight = f_weight<1>(f_sub(f_load(scores + 16 * run), top));
             sums = f_add(sums, weight);
-            const F of_values = hide(of_row, run, f_mul(weight, f_load(step_.runs.value_scales[run])), 0.0f);
+            F of_values = f_mul(weight, f_load(step_.runs.value_scales[run]));
+            if (!of_row.covers(run)) of_values = keep_seen(of_row, run, of_values, 0.0f);
             f_store(scores + 16 * run, of_values);
             most = f_max_magnitude(most, of_values);
         }
@@ -360,8 +341,7 @@ class CodeAttention {
     }
 
     // Weights of runs that a row does not see are zero.
-    void make_whole(int row, uint32_t largest) const {
-        const Range of_row = step_.range_of(row, 1);
+    void make_whole(int row, Range of_row, uint32_t largest) const {
         const float* scores = step_.scratch.scores + row * kPartition;
         Wholes wholes(largest);
         int8_t* weights = step_.scratch.weights + row * 2 * kPartition;

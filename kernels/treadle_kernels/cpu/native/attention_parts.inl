@@ -58,6 +58,7 @@ struct Range {
     int end;
 
     bool is_empty() const { return begin >= end; }
+    bool covers(int run) const { return begin <= 16 * run && end >= 16 * run + 16; }
     int first_run() const { return begin / 16; }
     int last_run() const { return is_empty() ? first_run() : (end + 15) / 16; }  // exclusive
 };
@@ -71,6 +72,32 @@ inline Range seen(const AttentionCall& call, int position, int partition) {
     const int first = call.window > 0 ? position + 1 - call.window : 0;
     return {smaller(larger(first - start, 0), kPartition), smaller(larger(position + 1 - start, 0), kPartition)};
 }
+
+// Replaces what of a run is not seen.
+inline F keep_seen(Range seen, int run, F x, float instead) {
+    const int begin = smaller(larger(seen.begin - 16 * run, 0), 16), end = smaller(larger(seen.end - 16 * run, 0), 16);
+    return f_keep_lanes(x, begin, end, instead);
+}
+
+inline const float* query_of(const AttentionCall& call, int row) {
+    return call.queries + row / call.group_size * call.query_stride + row % call.group_size * call.kv.head_dim;
+}
+
+// Hands out a thread's memory, each piece from a cache line on.
+class ScratchArea {
+ public:
+    explicit ScratchArea(uint8_t* memory) : next_(memory) {}
+
+    template <class Number>
+    Number* take(int64_t count) {
+        auto* taken = reinterpret_cast<Number*>(next_);
+        next_ += (count * static_cast<int64_t>(sizeof(Number)) + 63) / 64 * 64;
+        return taken;
+    }
+
+ private:
+    uint8_t* next_;
+};
 
 template <class Kv>
 void find_runs(const AttentionCall& call, int partition, Range range, Runs<Kv>& runs) {

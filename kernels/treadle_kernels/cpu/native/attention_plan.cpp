@@ -179,7 +179,6 @@ AttentionCall AttentionPlan::call_for(const Item& item, const treadle_kv& kv, in
     call.out = out + item.first_token * out_width + column;
     call.out_stride = out_width;
     call.partials = nullptr;
-    call.next = nullptr;
     if (item.partial >= 0) call.partials = partials_.data() + item.partial;
     call.scratch = scratch_.of(thread);
     return call;

@@ -50,8 +50,7 @@ class TermAttention {
         // Of a tile with fewer rows than it could have, no others are read.
         const int filled = rows_ <= kTermRows ? rows_ : (rows_ + kTermRows - 1) / kTermRows * kTermRows;
         for (int row = 0; row < filled; ++row) {
-            const float* query = call_.queries + row / call_.group_size * call_.query_stride +
-                                 row % call_.group_size * head_dim;
+            const float* query = query_of(call_, row);
             uint16_t* out = scratch_.queries + row / kTermRows * groups_ * kTerms * kQueryWords +
                             row % kTermRows * kGroup;
             for (int64_t d = 0; d < groups_ * kGroup; d += 16) {
@@ -171,10 +170,8 @@ class TermAttention {
             for (int run = step.range.first_run(); run < step.range.last_run(); ++run) {
                 float* scores = step.scores + run * kRunScores + row * 16;
                 F score = f_load(scores);
-                if (of_row.begin > 16 * run || of_row.end < 16 * run + 16) {
-                    const int begin = smaller(larger(of_row.begin - 16 * run, 0), 16),
-                              end = smaller(larger(of_row.end - 16 * run, 0), 16);
-                    score = f_keep_lanes(score, begin, end, -__builtin_inff());
+                if (!of_row.covers(run)) {
+                    score = keep_seen(of_row, run, score, -__builtin_inff());
                     f_store(scores, score);
                 }
                 largest = f_max(score, largest);

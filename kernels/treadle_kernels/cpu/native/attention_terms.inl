@@ -70,13 +70,9 @@ struct TermScratch {
     uint16_t* values;     // [2 runs][8][padded][2]
 
     TermScratch(uint8_t* memory, int64_t rows, int64_t groups, int64_t padded) {
-        const auto take = [&memory](int64_t num_bytes) {
-            uint8_t* taken = memory;
-            memory += (num_bytes + 63) / 64 * 64;
-            return taken;
-        };
-        const auto floats = [&take](int64_t count) { return reinterpret_cast<float*>(take(4 * count)); };
-        const auto words = [&take](int64_t count) { return reinterpret_cast<uint16_t*>(take(2 * count)); };
+        ScratchArea area(memory);
+        const auto floats = [&area](int64_t count) { return area.take<float>(count); };
+        const auto words = [&area](int64_t count) { return area.take<uint16_t>(count); };
         queries = words(rows * groups * 2 * kGroup);
         widened = floats(2 * groups * 2 * kGroup);
         outputs = floats(rows * padded);

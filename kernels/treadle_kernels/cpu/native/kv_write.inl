@@ -37,46 +37,26 @@ void write_bf16(const KvWriteCall& call) {
     }
 }
 
-// One head as codes: value = code * scale, scale = largest magnitude / 127. A head too small to divide by is zero; one that
-// is not finite gets the scale NaN.
-class HeadCodes {
- public:
-    HeadCodes(const float* x, int64_t head_dim) : x_(x), head_dim_(head_dim) {
-        F most = f_set(0.0f);
-        for (int64_t d = 0; d < head_dim; d += 16) most = f_max_magnitude(most, f_load_first(x + d, rest(head_dim, d)));
-        const uint32_t bits = max_magnitude_bits(most, most);
-        const float largest = treadle::f32_from_bits(bits);
-        const bool is_finite = bits < 0x7f800000u;
-        has_codes_ = is_finite && largest >= 1e-30f;
-        scale_ = !is_finite ? __builtin_nanf("") : has_codes_ ? largest / 127.0f : 0.0f;
-        inverse_ = has_codes_ ? 127.0f / largest : 0.0f;
-    }
-    float scale() const { return scale_; }
-    I codes(int64_t d) const {
-        if (!has_codes_ || d >= head_dim_) return i_set(0);
-        return i_round(f_mul(f_load_first(x_ + d, rest(head_dim_, d)), f_set(inverse_)));
-    }
-
- private:
-    const float* const x_;
-    const int64_t head_dim_;
-    bool has_codes_;
-    float scale_;
-    float inverse_;
-};
+inline CodeScale scale_of_head(const float* x, int64_t head_dim) {
+    F most = f_set(0.0f);
+    for (int64_t d = 0; d < head_dim; d += 16) most = f_max_magnitude(most, f_load_first(x + d, rest(head_dim, d)));
+    return CodeScale(max_magnitude_bits(most, most));
+}
 
 // Quads of dims of a key, and quads of positions of a value, lie side by side; codes have an offset of 128.
 void write_int8(const KvWriteCall& call) {
     const int64_t run = call.slot / 16 * 16, slot = call.slot % 16, padded = call.padded_head_dim;
     uint8_t* keys = call.key_block + run * padded + 4 * slot;
     uint8_t* values = call.value_block + (run + slot / 4 * 4) * padded + slot % 4;
-    const HeadCodes key(call.key, call.head_dim), value(call.value, call.head_dim);
-    call.key_scales[call.slot] = key.scale();
-    call.value_scales[call.slot] = value.scale();
+    const CodeScale of_key = scale_of_head(call.key, call.head_dim);
+    const CodeScale of_value = scale_of_head(call.value, call.head_dim);
+    call.key_scales[call.slot] = of_key.scale;
+    call.value_scales[call.slot] = of_value.scale;
     for (int64_t d = 0; d < padded; d += 16) {
+        const int count = rest(call.head_dim, d);
         int8_t codes[2][16];
-        store_codes(key.codes(d), codes[0]);
-        store_codes(value.codes(d), codes[1]);
+        store_codes(of_key.codes(f_load_first(call.key + d, count)), codes[0]);
+        store_codes(of_value.codes(f_load_first(call.value + d, count)), codes[1]);
         for (int i = 0; i < 16; i += 4) {
             uint32_t quad;
             std::memcpy(&quad, codes[0] + i, sizeof quad);

@@ -28,27 +28,35 @@ inline F f_exp(F x) {
     return f_zero_below(f_mul(p, f_power_of_two(n)), x, -87.0f);
 }
 
-// Scale: largest magnitude / 127; codes: x * (127 / largest), to nearest even. A group too small to divide by is zero;
-// one that is not finite gets the scale NaN, so that it shows in every output.
+// How numbers of a largest magnitude, given as bits, become whole numbers up to `most`: x * inverse, to nearest even,
+// each of which stands for `scale`. Numbers too small to divide by are zero; those of which one is not finite get the
+// scale NaN, so that it shows in every output.
+struct CodeScale {
+    float scale;
+    float inverse;
+    bool has_codes;  // else all of them are zero
+
+    explicit CodeScale(uint32_t largest_bits, float most = 127.0f) {
+        const float largest = treadle::f32_from_bits(largest_bits);
+        const bool is_finite = largest_bits < 0x7f800000u;
+        has_codes = is_finite && largest >= 1e-30f;
+        scale = !is_finite ? __builtin_nanf("") : has_codes ? largest / most : 0.0f;
+        inverse = has_codes ? most / largest : 0.0f;
+    }
+    F scaled(F x) const { return has_codes ? f_mul(x, f_set(inverse)) : f_set(0.0f); }
+    I codes(F x) const { return i_round(scaled(x)); }
+};
+
 void quantize_row(const float* x, int64_t k, const QuantizedRow& out) {
     for (int64_t g = 0; g < k / 32; ++g) {
         const F a = f_load(x + 32 * g), b = f_load(x + 32 * g + 16);
-        const uint32_t bits = max_magnitude_bits(a, b);
-        const float largest = treadle::f32_from_bits(bits);
-        const bool is_finite = bits < 0x7f800000u, is_zero = largest < 1e-30f;
-        float scale = largest / 127.0f, inverse = 127.0f / largest;
-        F zero_a = a, zero_b = b;
-        if (!is_finite || is_zero) {
-            scale = is_zero ? 0.0f : __builtin_nanf("");
-            inverse = 0.0f;
-            zero_a = zero_b = f_set(0.0f);
-        }
-        const I codes_a = i_round(f_mul(zero_a, f_set(inverse))), codes_b = i_round(f_mul(zero_b, f_set(inverse)));
+        const CodeScale of_group(max_magnitude_bits(a, b));
+        const I codes_a = of_group.codes(a), codes_b = of_group.codes(b);
         store_codes(codes_a, out.codes + 512 * g);
         store_codes(codes_b, out.codes + 512 * g + 16);
         const int32_t sum_a = i_sum(codes_a), sum_b = i_sum(codes_b);
-        out.scales[16 * g] = scale;
-        out.sums[16 * g] = scale * static_cast<float>(sum_a + sum_b);
+        out.scales[16 * g] = of_group.scale;
+        out.sums[16 * g] = of_group.scale * static_cast<float>(sum_a + sum_b);
         out.code_sums[32 * g] = sum_a;
         out.code_sums[32 * g + 16] = sum_b;
     }
@@ -133,19 +141,13 @@ inline F rotate_all(const float* x, int64_t k, float* out) {
     return most;
 }
 
-// Scale: largest magnitude / 127; codes: to nearest even. A row too small to divide by is zero; one that is not finite
-// gets the scale NaN, so that it shows in every output.
 void rotate_row(const float* x, int64_t k, float* scratch, const treadle::RotatedRow& out) {
     const F most = rotate_all(x, k, scratch);
-    const uint32_t bits = max_magnitude_bits(most, most);
-    const float largest = treadle::f32_from_bits(bits);
-    const bool is_finite = bits < 0x7f800000u, is_zero = largest < 1e-30f;
-    *out.scale = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : largest / 127.0f;
-    const F inverse = f_set(127.0f / largest);
+    const CodeScale of_row(max_magnitude_bits(most, most));
+    *out.scale = of_row.scale;
     I sum = i_set(0);
     for (int64_t i = 0; i < treadle::padded_inputs(k); i += 16) {
-        const bool has_codes = is_finite && !is_zero && i < k;
-        const I codes = has_codes ? i_round(f_mul(f_load(scratch + i), inverse)) : i_set(0);
+        const I codes = i < k ? of_row.codes(f_load(scratch + i)) : i_set(0);
         store_codes(codes, out.codes + i / kTileInputs * (kRowBlock * kTileInputs) + i % kTileInputs);
         sum = i_add(sum, codes);
     }
