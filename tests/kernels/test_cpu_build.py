@@ -34,7 +34,7 @@ def test_a_file_is_compiled_with_the_flags_of_its_instruction_set(sources, tmp_p
 
 
 def test_flags_that_the_compiler_does_not_know_are_left_out(sources, tmp_path, monkeypatch):
-    monkeypatch.setattr(native_build, "_X86_FLAGS_BY_STEM", {"isa_new": ("-mno-such-instructions",)})
+    monkeypatch.setattr(native_build, "_FLAGS_BY_STEM", {"x86_64": {"isa_new": ("-mno-such-instructions",)}})
     (sources / "isa_new.cpp").write_text(SOURCE)
     assert ctypes.CDLL(str(native_build.build(tmp_path / "a.so"))).answer() == 2
 

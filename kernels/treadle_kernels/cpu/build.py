@@ -6,7 +6,6 @@ its own flags; what a compiler does not know is left out, and the library choose
 """
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -23,13 +22,21 @@ LIBRARY_PATH = _HERE / "libtreadle_cpu.so"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512")
-_X86_FLAGS_BY_STEM = {
-    # Hardly ever used on such machines, and five times as long to compile otherwise.
-    "isa_plain": ("-O2",),
-    "isa_avx2": _AVX2,
-    "isa_avx_vnni": (*_AVX2, "-mavxvnni"),
-    "isa_avx512": _AVX512,
-    "isa_amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8", "-mavx512bf16"),
+# Hardly ever used on these machines, and five times as long to compile otherwise.
+_PLAIN = ("-O2",)
+_FLAGS_BY_STEM: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {
+        "isa_plain": _PLAIN,
+        "isa_avx2": _AVX2,
+        "isa_avx_vnni": (*_AVX2, "-mavxvnni"),
+        "isa_avx512": _AVX512,
+        "isa_amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8", "-mavx512bf16"),
+    },
+    "aarch64": {
+        "isa_plain": _PLAIN,
+        "isa_neon": ("-march=armv8.2-a+dotprod",),
+        "isa_neon_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
+    },
 }
 # Lines are all that a report names; where each variable lives takes as long to compile again.
 SANITIZER_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g1", "-O1")
@@ -62,8 +69,8 @@ def build(library_path: Path = LIBRARY_PATH, extra_flags: tuple[str, ...] = ()) 
     if library_path.exists() and library_path.stat().st_mtime > max(path.stat().st_mtime for path in inputs):
         return library_path
     compiler = find_compiler()
-    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    units = [_Unit(source, _X86_FLAGS_BY_STEM.get(source.stem, ()) if is_x86 else ()) for source in sources]
+    flags_by_stem = _FLAGS_BY_STEM.get(_machine_of(compiler), {})
+    units = [_Unit(source, flags_by_stem.get(source.stem, ())) for source in sources]
     with tempfile.TemporaryDirectory(dir=library_path.parent) as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(lambda unit: _compile(compiler, unit, Path(scratch), extra_flags), units))
         linked = Path(scratch) / library_path.name
@@ -83,6 +90,13 @@ def find_compiler() -> str:
         if found := shutil.which(candidate):
             return found
     raise BuildError(f"no C++17 compiler found (looked for {', '.join(candidates)}); install g++ or clang++")
+
+
+def _machine_of(compiler: str) -> str:
+    """Return the kind of machine that the compiler compiles for, which need not be this one."""
+    triple = subprocess.run([compiler, "-dumpmachine"], check=False, capture_output=True, text=True).stdout
+    machine = triple.split("-")[0].strip().lower()
+    return "aarch64" if machine == "arm64" else machine
 
 
 def _compile(compiler: str, unit: _Unit, directory: Path, extra_flags: tuple[str, ...]) -> Path:

@@ -17,7 +17,8 @@ const std::vector<const Kernels*>& available() {
     static const std::vector<const Kernels*> tables = [] {
         std::vector<const Kernels*> found;
         for (const Kernels* table :
-             {plain_kernels(), avx2_kernels(), avx_vnni_kernels(), avx512_kernels(), amx_kernels()}) {
+             {plain_kernels(), neon_kernels(), neon_i8mm_kernels(), avx2_kernels(), avx_vnni_kernels(), avx512_kernels(),
+              amx_kernels()}) {
             if (table != nullptr) found.push_back(table);
         }
         return found;

@@ -212,6 +212,8 @@ const Kernels* avx2_kernels();
 const Kernels* avx_vnni_kernels();
 const Kernels* avx512_kernels();
 const Kernels* amx_kernels();
+const Kernels* neon_kernels();
+const Kernels* neon_i8mm_kernels();
 
 // The table in use; see treadle_cpu_select_isa.
 const Kernels& kernels();

@@ -5,8 +5,8 @@
 // row-major and dense. The library owns no file and no weights: pointers given at creation must outlive the handle.
 //
 // Guarantees. A token's result is a function of that token and its request alone: bit for bit the same for every batch
-// around it, every chunking of its prompt, every number of threads and every position in the batch. The instruction
-// sets avx512 and amx give the same bits as each other.
+// around it, every chunking of its prompt, every number of threads and every position in the batch. All instruction
+// sets give the same bits as each other, but for plain on machines without fused products.
 #ifndef TREADLE_CPU_H
 #define TREADLE_CPU_H
 
@@ -60,7 +60,8 @@ TREADLE_API int32_t treadle_cpu_abi(void);
 TREADLE_API const char* treadle_cpu_last_error(void);
 
 // --- Instruction sets ------------------------------------------------------------------------------------------------
-// Comma-separated names of those this machine has, slowest first, of: plain, avx2, avx_vnni, avx512, amx.
+// Comma-separated names of those this machine has, slowest first, of: plain, avx2, avx_vnni, avx512,
+// amx; neon, neon_i8mm.
 TREADLE_API const char* treadle_cpu_available_isas(void);
 // Name of the one in use. At first: that of the environment variable TREADLE_CPU_ISA, else the fastest.
 TREADLE_API const char* treadle_cpu_isa(void);
