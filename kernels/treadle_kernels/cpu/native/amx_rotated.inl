@@ -13,7 +13,7 @@ using treadle::GatedCall;
 constexpr int kSumInts = kRowBlock * kColumns;  // of a tile of sums: [16 rows][16 columns]
 constexpr int kSumsAtOnce = 4;                  // tiles of sums: four column tiles, or two with two blocks of rows
 constexpr int64_t kTileBytes = kRowBlock * kTileInputs;
-constexpr int64_t kRotatedPrefetch = 4 * kTileBytes;  // ahead of the codes in use, where rows are few
+constexpr int64_t kRotatedPrefetch = 8 * kTileBytes;  // ahead of the codes in use, where rows are few
 
 static_assert(treadle::linear_scratch_bytes(kGroup) >= 2 * kSumsAtOnce * kSumInts * int64_t{sizeof(int32_t)},
               "a thread's scratch memory holds two sets of sums");
@@ -124,7 +124,7 @@ class RotatedProduct {
         const uint8_t* codes[kTiles];
         writer_.codes(tile, codes);
         const auto ask = [&](int64_t step) {
-            for (const uint8_t* of_tile : codes) prefetch(of_tile + step * kTileBytes + kRotatedPrefetch, kTileBytes);
+            for (const uint8_t* of_tile : codes) prefetch_weights(of_tile + step * kTileBytes + kRotatedPrefetch, kTileBytes);
         };
         const int32_t* sums = tiles_.template multiply<kTiles, 1>(codes, row_begin_, ask);
         write_rest({tile, row_begin_, row_end_ - row_begin_, 1, sums}, 0);
@@ -143,7 +143,7 @@ class RotatedProduct {
         for (int64_t row = row_begin_; row < row_end_; row += 2 * kRowBlock, asked += share) {
             int64_t written = 0;
             const auto between = [&](int64_t step) {
-                for (const uint8_t* of_tile : codes) prefetch(of_tile + step * kTileBytes + asked, share);
+                for (const uint8_t* of_tile : codes) prefetch_weights(of_tile + step * kTileBytes + asked, share);
                 const int64_t until = written + written_at_once;
                 for (; written < until && written < last_.num_rows; ++written) writer_.write(last_, written);
             };
@@ -162,10 +162,6 @@ class RotatedProduct {
     }
 
  private:
-    static inline __attribute__((always_inline)) void prefetch(const uint8_t* from, int64_t num_bytes) {
-        for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(from + i);
-    }
-
     void write_rest(const RotatedSums& sums, int64_t begin) const {
         for (int64_t i = begin; i < sums.num_rows; ++i) writer_.write(sums, i);
         order_memory();

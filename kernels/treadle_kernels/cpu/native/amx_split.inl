@@ -193,10 +193,8 @@ class SplitProduct {
         const int64_t ahead = group + kPrefetchGroups;
         const uint8_t* quants = ahead < groups_ ? tile.quants + ahead * Fmt::quant_bytes
                                                 : next_tile + (ahead - groups_) * Fmt::quant_bytes;
-        for (int i = 0; i < Fmt::quant_bytes; i += 64) __builtin_prefetch(quants + i);
-        constexpr int kOtherBytes = (kHalves + (Fmt::has_minimum ? 1 : 0)) * Fmt::vector_bytes;
-        const uint8_t* others = next_tile + layout_.scales + group * kOtherBytes;
-        for (int i = 0; i < kOtherBytes; i += 64) __builtin_prefetch(others + i);
+        prefetch_weights(quants, Fmt::quant_bytes);
+        prefetch_weights(next_tile + layout_.scales + group * Fmt::other_bytes, Fmt::other_bytes);
     }
 
     inline __attribute__((always_inline)) void multiply_unit(const uint16_t* terms, int t, int64_t begin, int i) const {

@@ -15,7 +15,12 @@ using treadle::kGroup;
 using treadle::LinearCall;
 using treadle::TileLayout;
 
-constexpr int kPrefetchBytes = 4096;  // ahead of the weights in use
+constexpr int kPrefetchBytes = 16384;  // ahead of the weights in use
+
+// Asks for weights, into the second-level cache: more of such requests can be under way than of those to the first.
+inline __attribute__((always_inline)) void prefetch_weights(const uint8_t* from, int64_t num_bytes) {
+    for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+}
 
 // Quantised formats at compile time; the figures are those of formats.h.
 template <int kBits, bool kHasHalves, bool kHasMinimum, int kScaleBytes, int kScales, int kOffset>
@@ -26,6 +31,10 @@ struct Format {
     static constexpr int offset = kOffset;
     static constexpr int quant_bytes = kBits == 8 ? 512 : kBits == 6 ? 384 : kBits == 5 ? 320 : 256;
     static constexpr int vector_bytes = kScaleBytes * kColumns;
+    // Of a group, in the planes of scales and minima, and in all. The planes of a tile follow each other, and so do
+    // tiles: weights are one stream, of so many bytes a group.
+    static constexpr int other_bytes = (kScales + (kHasMinimum ? 1 : 0)) * vector_bytes;
+    static constexpr int stream_bytes = quant_bytes + other_bytes;
 
     static F load(const uint8_t* p) {
         if (kHasHalves) return f_load_f16(reinterpret_cast<const uint16_t*>(p));
@@ -186,12 +195,7 @@ void quantized_rows(const LinearCall& call, const Tile& tile, int64_t tile_index
     Activations x = from_row(*call.x, row, groups);
     for (int64_t g = 0; g < groups; ++g) {
         if (kRows <= 4) {  // with few rows, memory is what the loop waits for
-            // The planes of a tile follow each other, and so do tiles: one stream, of so many bytes a group.
-            constexpr int kStreamBytes =
-                Fmt::quant_bytes + (Fmt::scales_per_group + (Fmt::has_minimum ? 1 : 0)) * Fmt::vector_bytes;
-            for (int i = 0; i < kStreamBytes; i += 64) {
-                __builtin_prefetch(tile.quants + g * kStreamBytes + kPrefetchBytes + i);
-            }
+            prefetch_weights(tile.quants + g * Fmt::stream_bytes + kPrefetchBytes, Fmt::stream_bytes);
         }
         add_group<Fmt, kRows>(x, g, tile, sums);
         to_next_group(x);

@@ -47,7 +47,7 @@ void rotated_rows(const LinearCall& call, const ColumnTiles& tiles, int64_t tile
     for (int64_t i = 0; i < treadle::padded_inputs(k); i += kTileInputs, x += kRowBlock * kTileInputs) {
 #pragma GCC unroll 16
         for (int quad = 0; quad < kTileInputs / 4; ++quad, quads += 64) {
-            __builtin_prefetch(quads + kPrefetchBytes);
+            prefetch_weights(quads + kPrefetchBytes, 64);
             const B codes = b_load(quads);
 #pragma GCC unroll 8
             for (int j = 0; j < kRows; ++j) {

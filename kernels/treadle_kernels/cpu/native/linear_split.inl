@@ -66,11 +66,7 @@ class SplitRows {
  private:
     void add_group(int64_t g) {
         constexpr int kHalves = Fmt::scales_per_group, kQuads = 8 / kHalves;
-        constexpr int kStreamBytes = Fmt::quant_bytes + (kHalves + (Fmt::has_minimum ? 1 : 0)) * Fmt::vector_bytes;
-        // The planes of a tile follow each other, and so do tiles: one stream, of so many bytes a group.
-        for (int i = 0; i < kStreamBytes; i += 64) {
-            __builtin_prefetch(tile_.quants + g * kStreamBytes + kPrefetchBytes + i);
-        }
+        prefetch_weights(tile_.quants + g * Fmt::stream_bytes + kPrefetchBytes, Fmt::stream_bytes);
         B codes[8];
         Fmt::unpack_numbers(tile_.quants + g * Fmt::quant_bytes, codes);
         const float* x = x_ + g * kTerms * kGroup;
