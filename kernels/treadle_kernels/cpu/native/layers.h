@@ -118,7 +118,7 @@ class AttentionPlan {
 
     AttentionShape shape_{};
     treadle_rows rows_{};
-    RowShares shares_{0, 1};
+    RowShares shares_{0, 1, 1};
     std::vector<Item> items_;           // by owner of their rows, then the longest first
     std::vector<int64_t> chunks_;       // first items of those that are run together, and the end
     std::vector<int64_t> first_chunk_;  // of each owner, and the end

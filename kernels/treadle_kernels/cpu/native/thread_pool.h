@@ -12,16 +12,17 @@
 
 namespace treadle {
 
-// Which rows of a step each thread works on in every loop, so that it finds them in its cache. Where they are few, they
-// are nobody's: a weight is decoded once for all rows of a chunk, and would be decoded by each thread.
+// Which rows of a step each thread works on in every loop, so that it finds them in its cache. Where they are fewer than
+// `least` a thread, they are nobody's.
 class RowShares {
  public:
-    static constexpr int64_t kLeast = 64;   // rows of a share
-    static constexpr int64_t kGrain = 32;   // shares are multiples of it
+    // In loops over rows alone. Shares begin with a run of the KV cache, as neighbours' numbers lie in the same lines there.
+    static constexpr int64_t kLeast = 16;
 
-    RowShares(int64_t rows, int num_threads) : rows_(rows) {
-        if (num_threads > 1 && rows >= kLeast * num_threads) {
-            share_ = (rows + num_threads * kGrain - 1) / (num_threads * kGrain) * kGrain;
+    RowShares(int64_t rows, int num_threads, int64_t least) : rows_(rows) {
+        const int64_t grain = least < 32 ? least : 32;
+        if (num_threads > 1 && rows >= least * num_threads) {
+            share_ = (rows + num_threads * grain - 1) / (num_threads * grain) * grain;
         }
     }
     bool are_owned() const { return share_ > 0; }
@@ -94,7 +95,7 @@ class ThreadPool {
     // Over rows in chunks of `grain`, by owner where they are shared out: body(begin, end, thread).
     template <class Body>
     void run_rows(int64_t rows, int64_t grain, const Body& body) {
-        const RowShares shares(rows, num_threads());
+        const RowShares shares(rows, num_threads(), RowShares::kLeast);
         if (!shares.are_owned()) return run_ranges(rows, grain, body);
         run_owned([&](int owner) { return (shares.count(owner) + grain - 1) / grain; },
                   [&](int owner, int64_t chunk, int thread) {
