@@ -25,11 +25,28 @@ struct RotatedSums {
     int64_t num_rows = 0;
     int num_blocks = 0;
     const int32_t* sums = nullptr;  // [column tiles][blocks][16][16]
+};
 
-    // Of row `i` from `row` on and a column tile.
-    I of(int64_t i, int index) const {
-        return _mm512_loadu_si512(sums + (index * num_blocks * kRowBlock + i) * kColumns);
+// The same, as numbers.
+class RotatedNumbers {
+ public:
+    RotatedNumbers(const RotatedSums& of, const Activations& x)
+        : sums_(of.sums),
+          tile_ints_(of.num_blocks * kSumInts),
+          starts_(x.row_starts + of.row),
+          row_scales_(x.row_scales + of.row) {}
+
+    // Of row `i` from the first one on, and of a column tile that has these scales.
+    inline __attribute__((always_inline)) F of(int64_t i, int index, F scales) const {
+        const I sum = _mm512_loadu_si512(sums_ + index * tile_ints_ + i * kColumns);
+        return rotated_outputs(i_add(sum, i_set(starts_[i])), scales, row_scales_[i]);
     }
+
+ private:
+    const int32_t* const sums_;
+    const int64_t tile_ints_;
+    const int32_t* const starts_;
+    const float* const row_scales_;
 };
 
 // Tile registers: 0 to 3 hold sums, 4 and 5 codes of weights, 6 and 7 activations.
@@ -110,7 +127,7 @@ class RotatedTiles {
 // Some rows and column tiles of one or two matrices. `Writer` says what is multiplied and what becomes of it:
 //   codes(tile, out)   where the codes lie of the column tiles that are taken with `tile`
 //   ahead()            bytes from those to the next
-//   write(sums, i)     outputs of a row
+//   outputs(sums)      what becomes of these sums: its write(i) makes the outputs of a row
 template <class Writer>
 class RotatedProduct {
  public:
@@ -127,7 +144,7 @@ class RotatedProduct {
             for (const uint8_t* of_tile : codes) prefetch_weights(of_tile + step * kTileBytes + kRotatedPrefetch, kTileBytes);
         };
         const int32_t* sums = tiles_.template multiply<kTiles, 1>(codes, row_begin_, ask);
-        write_rest({tile, row_begin_, row_end_ - row_begin_, 1, sums}, 0);
+        write({tile, row_begin_, row_end_ - row_begin_, 1, sums});
     }
 
     // Any number of rows; sums of the last ones are written with the next call, or by finish().
@@ -141,29 +158,34 @@ class RotatedProduct {
         const int64_t share = (kTileBytes / 64 + num_pairs - 1) / num_pairs * 64;
         int64_t asked = writer_.ahead();
         for (int64_t row = row_begin_; row < row_end_; row += 2 * kRowBlock, asked += share) {
+            // All that a row needs is at hand: so few instructions that the tile products before and after overlap.
+            const auto outputs = writer_.outputs(last_);
+            const int64_t num_outputs = last_.num_rows;
             int64_t written = 0;
             const auto between = [&](int64_t step) {
                 for (const uint8_t* of_tile : codes) prefetch_weights(of_tile + step * kTileBytes + asked, share);
-                const int64_t until = written + written_at_once;
-                for (; written < until && written < last_.num_rows; ++written) writer_.write(last_, written);
+                const int64_t until = written + written_at_once < num_outputs ? written + written_at_once : num_outputs;
+                for (; written < until; ++written) outputs.write(written);
             };
             const int64_t num_rows = row_end_ - row < 2 * kRowBlock ? row_end_ - row : 2 * kRowBlock;
             const bool is_pair = num_rows > kRowBlock;
             const int32_t* sums = is_pair ? tiles_.template multiply<kTiles, 2>(codes, row, between)
                                           : tiles_.template multiply<kTiles, 1>(codes, row, between);
-            write_rest(last_, written);
+            for (; written < num_outputs; ++written) outputs.write(written);
+            order_memory();
             last_ = {tile, row, num_rows, is_pair ? 2 : 1, sums};
         }
     }
 
     void finish() {
-        write_rest(last_, 0);
+        write(last_);
         last_ = {};
     }
 
  private:
-    void write_rest(const RotatedSums& sums, int64_t begin) const {
-        for (int64_t i = begin; i < sums.num_rows; ++i) writer_.write(sums, i);
+    void write(const RotatedSums& sums) const {
+        const auto outputs = writer_.outputs(sums);
+        for (int64_t i = 0; i < sums.num_rows; ++i) outputs.write(i);
         order_memory();
     }
 
@@ -180,19 +202,31 @@ struct LinearWriter {
     const LinearCall& call;
     const ColumnTiles& tiles;
 
+    class Outputs {
+     public:
+        Outputs(const LinearWriter& writer, const RotatedSums& sums)
+            : numbers_(sums, *writer.call.x), call_(writer.call), row_(sums.row), tile_(sums.tile) {
+            for (int index = 0; index < kTiles; ++index) scales_[index] = writer.tiles.scales(sums.tile + index);
+        }
+        inline __attribute__((always_inline)) void write(int64_t i) const {
+            for (int index = 0; index < kTiles; ++index) {
+                store_outputs(call_, row_ + i, tile_ + index, numbers_.of(i, index, scales_[index]));
+            }
+        }
+
+     private:
+        const RotatedNumbers numbers_;
+        const LinearCall call_;
+        const int64_t row_;
+        const int64_t tile_;
+        F scales_[kTiles];
+    };
+
     void codes(int64_t tile, const uint8_t** out) const {
         for (int i = 0; i < kTiles; ++i) out[i] = tiles.codes(tile + i);
     }
     int64_t ahead() const { return kTiles * tiles.tile_bytes(); }
-    void write(const RotatedSums& sums, int64_t i) const {
-        const int64_t row = sums.row + i;
-        const I start = i_set(rotated_start(*call.x, row));
-        for (int index = 0; index < kTiles; ++index) {
-            const int64_t tile = sums.tile + index;
-            const I sum = i_add(sums.of(i, index), start);
-            store_outputs(call, row, tile, rotated_outputs(sum, tiles.scales(tile), call.x->row_scales[row]));
-        }
-    }
+    Outputs outputs(const RotatedSums& sums) const { return {*this, sums}; }
 };
 
 // The same column tile of two matrices, and SwiGLU of them.
@@ -201,20 +235,36 @@ struct GatedWriter {
     const ColumnTiles& gate;
     const ColumnTiles& up;
 
+    class Outputs {
+     public:
+        Outputs(const GatedWriter& writer, const RotatedSums& sums)
+            : numbers_(sums, *writer.call.x),
+              gate_scales_(writer.gate.scales(sums.tile)),
+              up_scales_(writer.up.scales(sums.tile)),
+              stride_(writer.call.gate->n),
+              y_(writer.call.y + sums.row * stride_ + sums.tile * kColumns),
+              count_(rest(stride_, sums.tile * kColumns)) {}
+        inline __attribute__((always_inline)) void write(int64_t i) const {
+            const F gated = f_swiglu(numbers_.of(i, 0, gate_scales_), numbers_.of(i, 1, up_scales_));
+            float* y = y_ + i * stride_;
+            count_ == kColumns ? f_store(y, gated) : f_store_first(y, gated, count_);
+        }
+
+     private:
+        const RotatedNumbers numbers_;
+        const F gate_scales_;
+        const F up_scales_;
+        const int64_t stride_;
+        float* const y_;
+        const int count_;
+    };
+
     void codes(int64_t tile, const uint8_t** out) const {
         out[0] = gate.codes(tile);
         out[1] = up.codes(tile);
     }
     int64_t ahead() const { return gate.tile_bytes(); }
-    void write(const RotatedSums& sums, int64_t i) const {
-        const int64_t row = sums.row + i;
-        const I start = i_set(rotated_start(*call.x, row));
-        const float scale = call.x->row_scales[row];
-        const F gates = rotated_outputs(i_add(sums.of(i, 0), start), gate.scales(sums.tile), scale);
-        const F ups = rotated_outputs(i_add(sums.of(i, 1), start), up.scales(sums.tile), scale);
-        const int64_t n = call.gate->n, column = sums.tile * kColumns;
-        f_store_first(call.y + row * n + column, f_swiglu(gates, ups), rest(n, column));
-    }
+    Outputs outputs(const RotatedSums& sums) const { return {*this, sums}; }
 };
 
 template <int kTiles>

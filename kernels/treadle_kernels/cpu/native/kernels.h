@@ -27,13 +27,14 @@ struct Activations {
     const uint16_t* terms = nullptr;     // [row blocks]{[groups][2], [sum groups][2]}[16][32], or null
     const int8_t* rotated = nullptr;     // [row blocks][padded k / 64][16][64], or null
     const float* row_scales = nullptr;   // [rows], of `rotated`
-    const int32_t* row_sums = nullptr;   // [rows]: sums of a row's codes
+    const int32_t* row_starts = nullptr;  // [rows]: what a row's sums begin with, for the codes of weights have an offset
     const int8_t* codes = nullptr;       // [row blocks][groups][16][32]
     const float* scales = nullptr;       // [row blocks][groups][16]
     const float* sums = nullptr;         // likewise: scale times the sum of the group's codes
     const int32_t* code_sums = nullptr;  // [row blocks][groups][2][16]: sum of each half group's codes
 };
 
+constexpr int kRotatedOffset = 128;  // of every code of a rotated weight
 constexpr int kTerms = 2;
 constexpr int kTermWords = kRowBlock * kGroup;  // of one term of a group, for a block of rows
 
@@ -65,7 +66,7 @@ struct QuantizedRow {
 struct RotatedRow {
     int8_t* codes;
     float* scale;
-    int32_t* sum;
+    int32_t* start;
 };
 
 // Rows [row_begin, row_end) of some tiles of a product: y[row][column] = (or +=) x W^T + bias.

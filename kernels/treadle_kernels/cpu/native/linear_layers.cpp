@@ -65,7 +65,7 @@ Activations ActivationBuffer::view(const float* values) const {
         case TREADLE_ACTIVATIONS_ROTATED:
             x.rotated = codes_.data();
             x.row_scales = scales_.data();
-            x.row_sums = code_sums_.data();
+            x.row_starts = code_sums_.data();
             break;
         case TREADLE_ACTIVATIONS_INT8:
             x.codes = codes_.data();

@@ -6,7 +6,6 @@
 
 namespace {
 
-constexpr int kRotatedOffset = 128;  // of every code of a weight
 constexpr int kSumsInFlight = 4;     // of a row: one sum after the other would wait for itself
 
 // The column tiles of a matrix: of each its codes, quads of 64 bytes, then the columns' scales.
@@ -25,9 +24,6 @@ class ColumnTiles {
     const uint8_t* const start_;
 };
 
-// What must be added to a row's sums of codes and codes.
-inline int32_t rotated_start(const Activations& x, int64_t row) { return -kRotatedOffset * x.row_sums[row]; }
-
 inline F rotated_outputs(I sums, F scales, float row_scale) {
     return f_mul(f_from_i(sums), f_mul(scales, f_set(row_scale)));
 }
@@ -38,7 +34,7 @@ void rotated_rows(const LinearCall& call, const ColumnTiles& tiles, int64_t tile
     constexpr int kChains = kRows >= kSumsInFlight ? 1 : kSumsInFlight / kRows;
     I sums[kChains][kRows];
     for (int j = 0; j < kRows; ++j) {
-        sums[0][j] = i_set(rotated_start(*call.x, row + j));
+        sums[0][j] = i_set(call.x->row_starts[row + j]);
         for (int chain = 1; chain < kChains; ++chain) sums[chain][j] = i_set(0);
     }
     const int64_t k = call.weights->k;

@@ -12,21 +12,27 @@ using treadle::QuantizedRow;
 
 inline int rest(int64_t n, int64_t i) { return static_cast<int>(n - i < 16 ? n - i : 16); }
 
-// exp(x) with an error below 2 ulp; 0 below -87, that of 88 above it. Cephes' polynomial (S. Moshier, expf.c).
-inline F f_exp(F x) {
+// exp(x) of x in [-87, 88], and of the nearer end outside, with an error below 1 ulp; NaN stays. x = n ln 2 + r, where n is
+// an integer and ln 2 is taken in two parts (Cody and Waite 1980); exp(r) is a minimax polynomial.
+inline F f_exp_within(F x) {
     const F bounded = f_at_least(f_at_most(x, 88.0f), -87.0f);
-    const F n = f_round(f_mul(bounded, f_set(1.44269504088896341f)));
+    const F integer = f_set(0x1.8p23f);  // added to a small number, leaves the nearest integer at the bottom of its bits
+    const F shifted = f_fma(bounded, f_set(1.44269504088896341f), integer);
+    const F n = f_sub(shifted, integer);
     F r = f_fma(n, f_set(-0.693359375f), bounded);
     r = f_fma(n, f_set(2.12194440e-4f), r);
-    F p = f_set(1.9875691500e-4f);
-    p = f_fma(p, r, f_set(1.3981999507e-3f));
-    p = f_fma(p, r, f_set(8.3334519073e-3f));
-    p = f_fma(p, r, f_set(4.1665795894e-2f));
-    p = f_fma(p, r, f_set(1.6666665459e-1f));
-    p = f_fma(p, r, f_set(5.0000001201e-1f));
-    p = f_add(f_fma(f_mul(r, r), p, r), f_set(1.0f));
-    return f_zero_below(f_mul(p, f_power_of_two(n)), x, -87.0f);
+    F p = f_set(1.3886650974e-3f);
+    p = f_fma(p, r, f_set(8.3733442605e-3f));
+    p = f_fma(p, r, f_set(4.1667596235e-2f));
+    p = f_fma(p, r, f_set(1.6666472908e-1f));
+    p = f_fma(p, r, f_set(4.9999993464e-1f));
+    p = f_fma(p, r, f_set(1.0f));
+    p = f_fma(p, r, f_set(1.0f));
+    return f_times_power(p, shifted);
 }
+
+// exp(x) with an error below 1 ulp; 0 below -87, that of 88 above it.
+inline F f_exp(F x) { return f_zero_below(f_exp_within(x), x, -87.0f); }
 
 // How numbers of a largest magnitude, given as bits, become whole numbers up to `most`: x * inverse, to nearest even,
 // each of which stands for `scale`. Numbers too small to divide by are zero; those of which one is not finite get the
@@ -151,7 +157,7 @@ void rotate_row(const float* x, int64_t k, float* scratch, const treadle::Rotate
         store_codes(codes, out.codes + i / kTileInputs * (kRowBlock * kTileInputs) + i % kTileInputs);
         sum = i_add(sum, codes);
     }
-    *out.sum = i_sum(sum);
+    *out.start = -treadle::kRotatedOffset * i_sum(sum);
 }
 
 void rms_norm_row(const float* x, const float* weight, int64_t n, float eps, float* y) {
@@ -170,7 +176,8 @@ void rms_norm_row(const float* x, const float* weight, int64_t n, float eps, flo
 }
 
 inline F f_swiglu(F gate, F up) {
-    const F denominator = f_add(f_exp(f_sub(f_set(0.0f), gate)), f_set(1.0f));
+    // Where an exponential is out of range, it makes no difference to a sum with 1, or the quotient is 0 or nearly so.
+    const F denominator = f_add(f_exp_within(f_sub(f_set(0.0f), gate)), f_set(1.0f));
     return f_mul(f_div(gate, denominator), up);
 }
 
