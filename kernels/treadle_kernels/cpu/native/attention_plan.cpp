@@ -8,9 +8,6 @@ namespace treadle {
 
 namespace {
 
-// Fewest queries of a thread that has queries of its own.
-constexpr int64_t kLeastRows = 64;
-
 int64_t padded(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
 int64_t number_bytes(int32_t dtype) { return dtype == TREADLE_KV_F32 ? 4 : dtype == TREADLE_KV_BF16 ? 2 : 1; }
@@ -94,7 +91,7 @@ void AttentionPlan::make(const treadle_rows& rows, const treadle_kv& kv, const A
     const int partitions_per_item = num_threads > 1 && whole_items < wanted ? 2 : INT_MAX;
     for (int row = 0; row < rows.num_rows; ++row) add_items(rows, kv, row, partitions_per_item);
     // The longest first, so that the threads finish together.
-    shares_ = RowShares(rows.num_tokens, num_threads, kLeastRows);
+    shares_ = RowShares(rows.num_tokens, num_threads, RowShares::kLeastOfProducts);
     std::stable_sort(items_.begin(), items_.end(), [this](const Item& a, const Item& b) {
         const int owner_a = shares_.owner(a.first_token), owner_b = shares_.owner(b.first_token);
         if (owner_a != owner_b) return owner_a < owner_b;

@@ -9,9 +9,6 @@ namespace {
 
 // Rows of a product that one chunk computes: so few that codes stay in the second-level cache beside the weights.
 constexpr int64_t kRowsPerChunk = kMaxLinearRows;
-// Fewest rows of a thread that has rows of its own. With fewer, each thread reads some of the weights for all rows, until
-// these need too much of its second-level cache: a row of two terms is four times as long as one of codes.
-int64_t least_rows(const Activations& x) { return x.rotated != nullptr ? 128 : 64; }
 // About a microsecond of reading weights, far above the cost of claiming a chunk.
 constexpr int64_t kBytesPerChunk = 32 * 1024;
 
@@ -101,8 +98,8 @@ struct Chunk {
 // column tiles, so that it asks in time for the weights that it needs next.
 class Chunks {
  public:
-    Chunks(int num_threads, int64_t rows, int64_t least)
-        : shares_(rows, num_threads, least), num_threads_(num_threads), rows_(rows) {
+    Chunks(int num_threads, int64_t rows)
+        : shares_(rows, num_threads, RowShares::kLeastOfProducts), num_threads_(num_threads), rows_(rows) {
         rows_together_ = shares_.are_owned() ? shares_.count(0) : rows;
         row_blocks_ = (rows_together_ + kRowsPerChunk - 1) / kRowsPerChunk;
     }
@@ -178,7 +175,7 @@ int64_t tile_bytes(const treadle_linear& weights) {
 void run_linear(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,
                 const LinearJob* jobs, int num_jobs) {
     if (rows == 0) return;
-    Chunks chunks(pool.num_threads(), rows, least_rows(x));
+    Chunks chunks(pool.num_threads(), rows);
     for (int i = 0; i < num_jobs; ++i) chunks.add(num_tiles(jobs[i].weights->n), tile_bytes(*jobs[i].weights));
     const Kernels& table = kernels();
     chunks.run(pool, [&](const Chunk& chunk, int thread) {
@@ -206,7 +203,7 @@ bool can_gate(const treadle_linear& gate, const treadle_linear& up, int64_t rows
 void run_gated(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,
                const treadle_linear& gate, const treadle_linear& up, float* y) {
     if (rows == 0) return;
-    Chunks chunks(pool.num_threads(), rows, least_rows(x));
+    Chunks chunks(pool.num_threads(), rows);
     chunks.add(num_tiles(gate.n), 2 * tile_bytes(gate));
     const Kernels& table = kernels();
     chunks.run(pool, [&](const Chunk& chunk, int thread) {

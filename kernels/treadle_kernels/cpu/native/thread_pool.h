@@ -16,6 +16,8 @@ namespace treadle {
 // `least` a thread, they are nobody's.
 class RowShares {
  public:
+    // In products and attention: a weight is decoded once for all rows of a chunk, and would be decoded by each thread.
+    static constexpr int64_t kLeastOfProducts = 64;
     // In loops over rows alone. Shares begin with a run of the KV cache, as neighbours' numbers lie in the same lines there.
     static constexpr int64_t kLeast = 16;
 
