@@ -1,6 +1,9 @@
 """The memory of keys and values, and which tokens of which requests a step computes."""
 
 import ctypes
+import functools
+import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +15,9 @@ from treadle_kernels.cpu.packing import ALIGNMENT, Bytes, aligned_bytes
 from treadle_kernels.cpu.structs import KvStruct, RowsStruct
 
 Int32s = npt.NDArray[np.int32]
+
+_MADV_POPULATE_WRITE = 23
+_PAGE = mmap.PAGESIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,31 @@ class KvCache:
         self.num_blocks = num_blocks
         self.memory = memory
         self.struct = shape.struct(data, memory.nbytes, num_blocks)
+
+    def touch(self, begin: int, end: int) -> bool:
+        """Have the system hand out the memory of blocks ``[begin, end)`` now, and not when they are first written.
+
+        Contents stay as they are, so it may run beside steps, on another thread.
+
+        Returns:
+            False: this system cannot (Linux before 5.14).
+        """
+        block_bytes = self.memory.shape[1]
+        first = (self.struct.data + begin * block_bytes) // _PAGE * _PAGE
+        last = -(-(self.struct.data + end * block_bytes) // _PAGE) * _PAGE
+        return _madvise()(first, last - first, _MADV_POPULATE_WRITE) == 0
+
+
+@functools.cache
+def _madvise() -> Callable[[int, int, int], int]:
+    # Called this way, it leaves the interpreter to other threads.
+    try:
+        function = ctypes.CDLL(None).madvise
+    except AttributeError:
+        return lambda *_: -1
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    function.restype = ctypes.c_int
+    return function
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from services.common.verify import require
 from services.worker.host_codec import PlainCodec
 from services.worker.host_tier import Bytes, HostTier
 from services.worker.native.drafter import Drafter, verify
+from services.worker.native.fresh_blocks import FreshBlocks
 from services.worker.native.request_table import RequestTable
 from services.worker.native.step_arrays import Drafts, PlannedRows, StepArrays
 from services.worker.plan import BatchPlan, BlockId, Handle, RowDraft, RowError, SampledToken, StepResult, StepTimings
@@ -74,6 +75,7 @@ class NativeRunner:
     ) -> None:
         self._model = model
         self._cache = cache
+        self._fresh_blocks = FreshBlocks(cache)
         self._host_tier = host_tier or HostTier(0, PlainCodec(0), KvBlocks(cache))
         self._is_poisoned = is_poisoned
         self._drafter = drafter
@@ -140,6 +142,7 @@ class NativeRunner:
             sampled, positions = sampled[verdict.kept], positions[verdict.kept]
             logits = None if logits is None else logits[verdict.kept]
             handles = [handle for handle, count in zip(handles, verdict.num_tokens, strict=True) for _ in range(count)]
+        self._fresh_blocks.note_used(plan)
         if self._observe_logits is not None and logits is not None:
             self._observe_logits(handles, logits)
         tokens, errors = self._outcomes(handles, positions, sampled)
