@@ -30,6 +30,70 @@ class TileProducts {
           // With few rows, arithmetic does not hide memory.
           prefetches_(call.num_queries * call.group_size <= kTermRows) {}
 
+    // The same of steps that are whole, in a fixed order and without state: what nearly all of a long prompt's are.
+    bool can_take_whole_steps() const { return kTerms == 1 && head_dim_ == kWholeDims && !prefetches_; }
+
+    // The weights of a run meet its values.
+    inline __attribute__((always_inline)) void add_whole_run(const TermStep& step, int run) const {
+        const uint16_t* values = step.runs->values[run];
+        order_memory();
+        if (run == 0) {
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+        _tile_loadd(7, step.weights + 2 * run * kRunScores, 2 * kWeightStride);
+        _tile_loadd(6, values, 4 * kWholeDims);
+        _tile_dpbf16ps(0, 7, 6);
+        _tile_loadd(6, values + 32, 4 * kWholeDims);
+        _tile_dpbf16ps(1, 7, 6);
+        _tile_loadd(6, values + 64, 4 * kWholeDims);
+        _tile_dpbf16ps(2, 7, 6);
+        _tile_loadd(6, values + 96, 4 * kWholeDims);
+        _tile_dpbf16ps(3, 7, 6);
+        if (run < kRuns - 1) return;
+        _tile_stored(0, step.outputs, 4 * kWholeDims);
+        _tile_stored(1, step.outputs + 16, 4 * kWholeDims);
+        _tile_stored(2, step.outputs + 32, 4 * kWholeDims);
+        _tile_stored(3, step.outputs + 48, 4 * kWholeDims);
+        order_memory();
+    }
+
+    // One of eight parts of a step's scores: four runs' first group of dims in two parts, then their second, then the same
+    // of the other four runs.
+    inline __attribute__((always_inline)) void score_whole_part(const TermStep& step, int part) const {
+        const int g = part / 2 % 2, run = part / 4 * 4 + part % 2 * 2;
+        const uint16_t* const* keys = step.runs->keys + run;
+        order_memory();
+        _tile_loadd(5, step.queries + g * kQueryWords, 64);
+        _tile_loadd(4, keys[0] + g * kGroup * 16, 64);
+        if (part % 2 == 0) {
+            if (g == 0) {
+                _tile_zero(0);
+                _tile_zero(1);
+            }
+            _tile_dpbf16ps(0, 5, 4);
+            _tile_loadd(4, keys[1] + g * kGroup * 16, 64);
+            _tile_dpbf16ps(1, 5, 4);
+            return;
+        }
+        if (g == 0) {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+        _tile_dpbf16ps(2, 5, 4);
+        _tile_loadd(4, keys[1] + g * kGroup * 16, 64);
+        _tile_dpbf16ps(3, 5, 4);
+        if (g == 0) return;
+        float* scores = step.scores + (run - 2) * kRunScores;
+        _tile_stored(0, scores, 64);
+        _tile_stored(1, scores + kRunScores, 64);
+        _tile_stored(2, scores + 2 * kRunScores, 64);
+        _tile_stored(3, scores + 3 * kRunScores, 64);
+        order_memory();
+    }
+
     // How often to advance until scores are done.
     int num_score_parts(const TermStep& step) const {
         return (step.range.last_run() - step.range.first_run() + 3) / 4 * num_parts();
@@ -70,6 +134,8 @@ class TileProducts {
     }
 
  private:
+    static constexpr int64_t kWholeDims = 64;
+
     // Keys of a group: [16 pairs][16][2]. Zeros fill up the last one, copied, where head_dim does not.
     const uint16_t* group_of(const uint16_t* keys, int64_t g) {
         const uint16_t* group = keys + g * kGroup * 16;

@@ -26,7 +26,9 @@ class TermAttention {
         }
         while (has_current) {
             const bool has_next = take_step(next);
-            weigh(current, has_last ? &last : nullptr, has_next ? &next : nullptr);
+            if (!has_last || !has_next || !weigh_whole(current, last, next)) {
+                weigh(current, has_last ? &last : nullptr, has_next ? &next : nullptr);
+            }
             if (has_next) find_maxima(next);
             last = current;
             has_last = true;
@@ -114,6 +116,9 @@ class TermAttention {
         step.first_row = first_row;
         step.rows = rows;
         step.range = range;
+        step.is_whole = rows == kTermRows && range.begin == 0 && range.end == kPartition &&
+                        seen(call_, position_of(first_row), partition_).end == kPartition &&
+                        seen(call_, position_of(first_row + rows - 1), partition_).begin == 0;
         step.runs = &runs_[num_partitions_ % 3];
         step.queries = scratch_.queries + first_row / kTermRows * groups_ * kTerms * kQueryWords;
         step.scores = scratch_.scores + slot * kStepScores;
@@ -160,12 +165,11 @@ class TermAttention {
 
     // Of each row; what a row does not see becomes -infinity.
     void find_maxima(const TermStep& step) const {
-        for (int row = 0; row < step.rows; ++row) {
+        for (int row = 0; row < step.rows && step.is_whole; ++row) {
+            step.maxima[row] = largest_score(step.scores + row * 16);
+        }
+        for (int row = 0; row < step.rows && !step.is_whole; ++row) {
             const Range of_row = seen(call_, position_of(step.first_row + row), step.partition);
-            if (of_row.begin == 0 && of_row.end == kPartition) {
-                step.maxima[row] = largest_score(step.scores + row * 16);
-                continue;
-            }
             F largest = f_set(-__builtin_inff());
             for (int run = step.range.first_run(); run < step.range.last_run(); ++run) {
                 float* scores = step.scores + run * kRunScores + row * 16;
@@ -208,18 +212,51 @@ class TermAttention {
         if (next != nullptr && !is_scoring) products_.start_scores(*next);
     }
 
+    // The same where all three steps are whole: the order of everything is known, so that no branch depends on it. False:
+    // they are not, or the products cannot.
+    bool weigh_whole(const TermStep& step, const TermStep& last, const TermStep& next) const {
+        if (!products_.can_take_whole_steps() || !last.is_whole || !step.is_whole || !next.is_whole) return false;
+        for (int row = 0; row < kTermRows / 2; ++row) {
+            products_.add_whole_run(last, row);
+            weigh_whole_row(step, row);
+        }
+        finish(last);
+        for (int row = kTermRows / 2; row < kTermRows; ++row) {
+            products_.score_whole_part(next, row - kTermRows / 2);
+            weigh_whole_row(step, row);
+        }
+        return true;
+    }
+
+    inline __attribute__((always_inline)) void weigh_whole_row(const TermStep& step, int row) const {
+        const F top = top_of(step, row);
+        F sums = f_set(0.0f);
+#pragma GCC unroll 8
+        for (int run = 0; run < kRuns; ++run) sums = f_add(sums, weigh_run(step, row, run, top));
+        step.sums[row] = f_sum(sums);
+    }
+
     inline __attribute__((always_inline)) void weigh_row(const TermStep& step, int row) const {
-        const float maximum = step.maxima[row];
-        const F top = f_set(maximum > kLeastMaximum ? maximum : kLeastMaximum);
+        const F top = top_of(step, row);
         F sums = f_set(0.0f);
         for (int run = step.range.first_run(); run < step.range.last_run(); ++run) {
-            F weight = f_weight<kTerms>(f_sub(f_load(step.scores + run * kRunScores + row * 16), top));
-            sums = f_add(sums, weight);
-            uint16_t* words = step.weights + 2 * run * kRunScores + row * kWeightStride;
-#pragma GCC unroll 2
-            for (int t = 0; t < kTerms; ++t) weight = f_sub(weight, f_store_bf16(weight, words + 16 * t));
+            sums = f_add(sums, weigh_run(step, row, run, top));
         }
         step.sums[row] = f_sum(sums);
+    }
+
+    static F top_of(const TermStep& step, int row) {
+        return f_set(step.maxima[row] > kLeastMaximum ? step.maxima[row] : kLeastMaximum);
+    }
+
+    // Leaves the terms of a row's sixteen weights, and returns them.
+    static inline __attribute__((always_inline)) F weigh_run(const TermStep& step, int row, int run, F top) {
+        const F weights = f_weight<kTerms>(f_sub(f_load(step.scores + run * kRunScores + row * 16), top));
+        uint16_t* words = step.weights + 2 * run * kRunScores + row * kWeightStride;
+        F left = weights;
+#pragma GCC unroll 2
+        for (int t = 0; t < kTerms; ++t) left = f_sub(left, f_store_bf16(left, words + 16 * t));
+        return weights;
     }
 
     // Folds a step into what its rows have so far, or leaves it as a partial result.

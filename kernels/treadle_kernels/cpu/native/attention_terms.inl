@@ -96,6 +96,7 @@ struct TermStep {
     int first_row;
     int rows;
     Range range;              // what any of them sees
+    bool is_whole;            // sixteen rows that see the whole partition
     const Runs<KvBF16>* runs;
     const uint16_t* queries;  // [groups][terms][16][32]
     float* scores;            // [8 runs][16][16]
@@ -130,6 +131,10 @@ class VectorProducts {
  public:
     VectorProducts(const AttentionCall& call, float* widened)
         : head_dim_(call.kv.head_dim), padded_(call.kv.padded_head_dim), widened_(widened) {}
+
+    bool can_take_whole_steps() const { return false; }
+    void add_whole_run(const TermStep&, int) const {}
+    void score_whole_part(const TermStep&, int) const {}
 
     int num_score_parts(const TermStep&) const { return 0; }
     int start_scores(const TermStep& step) const {
