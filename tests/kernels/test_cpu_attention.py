@@ -197,6 +197,15 @@ def test_every_instruction_set_gives_the_same_bits_for_every_head_shape(
     assert_all_the_same(outputs_by_isa(requests, plan, dtype=dtype, window=window, terms=terms))
 
 
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("terms", [1, 2])
+def test_every_instruction_set_gives_the_same_bits_for_long_prompts(terms, window):
+    # Most steps see whole partitions, several of which follow each other.
+    requests = make_requests(np.random.default_rng(14), [700], heads=9, kv_heads=3, head_dim=64)
+    plan = [[(0, 437)], [(0, 230)], [(0, 33)]]
+    assert_all_the_same(outputs_by_isa(requests, plan, dtype=KvDtype.BF16, window=window, terms=terms))
+
+
 @pytest.mark.parametrize(("dtype", "terms"), TOLERANCE_OF_PRODUCTS, ids=str)
 def test_numbers_near_nothing_have_the_same_bits_on_every_instruction_set(dtype, terms):
     # Tile products take denormal numbers for zero, which vector instructions do not: none may ever come up.
