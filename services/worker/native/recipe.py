@@ -20,7 +20,7 @@ from treadle_kernels.cpu import WeightFormat, pack_linear, packed_bytes, raw_byt
 ALIGNMENT = 64
 """Of every tensor in the packed file, as the engine wants packed weights."""
 
-_VERSION = 1
+_VERSION = 2
 """Of everything here, in ``packing`` and in ``calibration`` that decides what a packed tensor holds; raise it when it
 changes."""
 

@@ -165,11 +165,13 @@ class TermAttention {
 
     // Of each row; what a row does not see becomes -infinity.
     void find_maxima(const TermStep& step) const {
-        for (int row = 0; row < step.rows && step.is_whole; ++row) {
-            step.maxima[row] = largest_score(step.scores + row * 16);
-        }
-        for (int row = 0; row < step.rows && !step.is_whole; ++row) {
-            const Range of_row = seen(call_, position_of(step.first_row + row), step.partition);
+        for (int row = 0; row < step.rows; ++row) {
+            const Range of_row = step.is_whole ? Range{0, kPartition}
+                                               : seen(call_, position_of(step.first_row + row), step.partition);
+            if (of_row.begin == 0 && of_row.end == kPartition) {
+                step.maxima[row] = largest_score(step.scores + row * 16);
+                continue;
+            }
             F largest = f_set(-__builtin_inff());
             for (int run = step.range.first_run(); run < step.range.last_run(); ++run) {
                 float* scores = step.scores + run * kRunScores + row * 16;
