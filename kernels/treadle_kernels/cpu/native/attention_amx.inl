@@ -30,70 +30,6 @@ class TileProducts {
           // With few rows, arithmetic does not hide memory.
           prefetches_(call.num_queries * call.group_size <= kTermRows) {}
 
-    // The same of steps that are whole, in a fixed order and without state: what nearly all of a long prompt's are.
-    bool can_take_whole_steps() const { return kTerms == 1 && head_dim_ == kWholeDims && !prefetches_; }
-
-    // The weights of a run meet its values.
-    inline __attribute__((always_inline)) void add_whole_run(const TermStep& step, int run) const {
-        const uint16_t* values = step.runs->values[run];
-        order_memory();
-        if (run == 0) {
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
-        }
-        _tile_loadd(7, step.weights + 2 * run * kRunScores, 2 * kWeightStride);
-        _tile_loadd(6, values, 4 * kWholeDims);
-        _tile_dpbf16ps(0, 7, 6);
-        _tile_loadd(6, values + 32, 4 * kWholeDims);
-        _tile_dpbf16ps(1, 7, 6);
-        _tile_loadd(6, values + 64, 4 * kWholeDims);
-        _tile_dpbf16ps(2, 7, 6);
-        _tile_loadd(6, values + 96, 4 * kWholeDims);
-        _tile_dpbf16ps(3, 7, 6);
-        if (run < kRuns - 1) return;
-        _tile_stored(0, step.outputs, 4 * kWholeDims);
-        _tile_stored(1, step.outputs + 16, 4 * kWholeDims);
-        _tile_stored(2, step.outputs + 32, 4 * kWholeDims);
-        _tile_stored(3, step.outputs + 48, 4 * kWholeDims);
-        order_memory();
-    }
-
-    // One of eight parts of a step's scores: four runs' first group of dims in two parts, then their second, then the same
-    // of the other four runs.
-    inline __attribute__((always_inline)) void score_whole_part(const TermStep& step, int part) const {
-        const int g = part / 2 % 2, run = part / 4 * 4 + part % 2 * 2;
-        const uint16_t* const* keys = step.runs->keys + run;
-        order_memory();
-        _tile_loadd(5, step.queries + g * kQueryWords, 64);
-        _tile_loadd(4, keys[0] + g * kGroup * 16, 64);
-        if (part % 2 == 0) {
-            if (g == 0) {
-                _tile_zero(0);
-                _tile_zero(1);
-            }
-            _tile_dpbf16ps(0, 5, 4);
-            _tile_loadd(4, keys[1] + g * kGroup * 16, 64);
-            _tile_dpbf16ps(1, 5, 4);
-            return;
-        }
-        if (g == 0) {
-            _tile_zero(2);
-            _tile_zero(3);
-        }
-        _tile_dpbf16ps(2, 5, 4);
-        _tile_loadd(4, keys[1] + g * kGroup * 16, 64);
-        _tile_dpbf16ps(3, 5, 4);
-        if (g == 0) return;
-        float* scores = step.scores + (run - 2) * kRunScores;
-        _tile_stored(0, scores, 64);
-        _tile_stored(1, scores + kRunScores, 64);
-        _tile_stored(2, scores + 2 * kRunScores, 64);
-        _tile_stored(3, scores + 3 * kRunScores, 64);
-        order_memory();
-    }
-
     // How often to advance until scores are done.
     int num_score_parts(const TermStep& step) const {
         return (step.range.last_run() - step.range.first_run() + 3) / 4 * num_parts();
@@ -133,6 +69,38 @@ class TileProducts {
         column_ += 64;
     }
 
+    // Steps that are whole, as nearly all of a long prompt's are, are computed in a fixed order and without state.
+    bool can_take_whole_steps() const { return kTerms == 1 && head_dim_ == kWholeDims && !prefetches_; }
+
+    // The weights of a run meet its values.
+    inline __attribute__((always_inline)) void add_whole_run(const TermStep& step, int run) const {
+        order_memory();
+        if (run == 0) zero_sums<4>();
+        add_values<4>(step.weights + 2 * run * kRunScores, step.runs->values[run], kWholeDims);
+        if (run == kRuns - 1) store_sums<4>(step.outputs, 16, 4 * kWholeDims);
+    }
+
+    // One of eight parts of a step's scores: four runs' first group of dims in two parts, then their second, then the same
+    // of the other four runs.
+    inline __attribute__((always_inline)) void score_whole_part(const TermStep& step, int part) const {
+        const int g = part / 2 % 2, run = part / 4 * 4 + part % 2 * 2;
+        const uint16_t* const* keys = step.runs->keys + run;
+        order_memory();
+        if (part % 4 == 0) zero_sums<4>();
+        _tile_loadd(5, step.queries + g * kQueryWords, 64);
+        _tile_loadd(4, keys[0] + g * kGroup * 16, 64);
+        if (part % 2 == 0) {
+            _tile_dpbf16ps(0, 5, 4);
+            _tile_loadd(4, keys[1] + g * kGroup * 16, 64);
+            _tile_dpbf16ps(1, 5, 4);
+            return;
+        }
+        _tile_dpbf16ps(2, 5, 4);
+        _tile_loadd(4, keys[1] + g * kGroup * 16, 64);
+        _tile_dpbf16ps(3, 5, 4);
+        if (g == 1) store_sums<4>(step.scores + (run - 2) * kRunScores, kRunScores, 64);
+    }
+
  private:
     static constexpr int64_t kWholeDims = 64;
 
@@ -168,12 +136,7 @@ class TileProducts {
             }
         }
         order_memory();
-        if (part_ == 0) {
-            _tile_zero(0);
-            if (kCount > 1) _tile_zero(1);
-            if (kCount > 2) _tile_zero(2);
-            if (kCount > 3) _tile_zero(3);
-        }
+        if (part_ == 0) zero_sums<kCount>();
         _tile_loadd(5, scoring_.queries + part_ * kQueryWords, 64);
         _tile_loadd(4, group_of(runs.keys[run], g), 64);
         _tile_dpbf16ps(0, 5, 4);
@@ -189,13 +152,7 @@ class TileProducts {
             _tile_loadd(4, group_of(runs.keys[run + 3], g), 64);
             _tile_dpbf16ps(3, 5, 4);
         }
-        if (part_ + 1 < num_parts()) return;
-        float* scores = scoring_.scores + run * kRunScores;
-        _tile_stored(0, scores, 64);
-        if (kCount > 1) _tile_stored(1, scores + kRunScores, 64);
-        if (kCount > 2) _tile_stored(2, scores + 2 * kRunScores, 64);
-        if (kCount > 3) _tile_stored(3, scores + 3 * kRunScores, 64);
-        order_memory();
+        if (part_ + 1 == num_parts()) store_sums<kCount>(scoring_.scores + run * kRunScores, kRunScores, 64);
     }
 
     // The terms of a run's weights meet kCount times sixteen dims of its values.
@@ -204,38 +161,50 @@ class TileProducts {
         const Runs<KvBF16>& runs = *summing_.runs;
         const int run = summed_run_;
         order_memory();
-        if (run == summing_.range.first_run()) {
-            _tile_zero(0);
-            if (kCount > 1) _tile_zero(1);
-            if (kCount > 2) _tile_zero(2);
-            if (kCount > 3) _tile_zero(3);
-        }
-        const uint16_t* values = runs.values[run] + 2 * column_;
-        const uint16_t* weights = summing_.weights + 2 * run * kRunScores;
+        if (run == summing_.range.first_run()) zero_sums<kCount>();
+        add_values<kCount>(summing_.weights + 2 * run * kRunScores, runs.values[run] + 2 * column_, padded_);
+        if (run + 1 == summing_.range.last_run()) store_sums<kCount>(summing_.outputs + column_, 16, 4 * padded_);
+    }
+
+    template <int kCount>
+    static inline __attribute__((always_inline)) void zero_sums() {
+        _tile_zero(0);
+        if (kCount > 1) _tile_zero(1);
+        if (kCount > 2) _tile_zero(2);
+        if (kCount > 3) _tile_zero(3);
+    }
+
+    // Tiles lie `apart` numbers from each other, their rows `stride` bytes.
+    template <int kCount>
+    static inline __attribute__((always_inline)) void store_sums(float* out, int64_t apart, int64_t stride) {
+        _tile_stored(0, out, stride);
+        if (kCount > 1) _tile_stored(1, out + apart, stride);
+        if (kCount > 2) _tile_stored(2, out + 2 * apart, stride);
+        if (kCount > 3) _tile_stored(3, out + 3 * apart, stride);
+        order_memory();
+    }
+
+    // Terms of a run's weights meet kCount times sixteen dims of its values.
+    template <int kCount>
+    static inline __attribute__((always_inline)) void add_values(const uint16_t* weights, const uint16_t* values,
+                                                                 int64_t padded) {
         for (int t = 0; t < kTerms; ++t) {
             _tile_loadd(7, weights + t * 16, 2 * kWeightStride);
-            _tile_loadd(6, values, 4 * padded_);
+            _tile_loadd(6, values, 4 * padded);
             _tile_dpbf16ps(0, 7, 6);
             if (kCount > 1) {
-                _tile_loadd(6, values + 32, 4 * padded_);
+                _tile_loadd(6, values + 32, 4 * padded);
                 _tile_dpbf16ps(1, 7, 6);
             }
             if (kCount > 2) {
-                _tile_loadd(6, values + 64, 4 * padded_);
+                _tile_loadd(6, values + 64, 4 * padded);
                 _tile_dpbf16ps(2, 7, 6);
             }
             if (kCount > 3) {
-                _tile_loadd(6, values + 96, 4 * padded_);
+                _tile_loadd(6, values + 96, 4 * padded);
                 _tile_dpbf16ps(3, 7, 6);
             }
         }
-        if (run + 1 < summing_.range.last_run()) return;
-        float* outputs = summing_.outputs + column_;
-        _tile_stored(0, outputs, 4 * padded_);
-        if (kCount > 1) _tile_stored(1, outputs + 16, 4 * padded_);
-        if (kCount > 2) _tile_stored(2, outputs + 32, 4 * padded_);
-        if (kCount > 3) _tile_stored(3, outputs + 48, 4 * padded_);
-        order_memory();
     }
 
     const int64_t head_dim_;

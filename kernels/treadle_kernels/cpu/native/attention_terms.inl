@@ -38,9 +38,9 @@ inline int64_t num_groups(int64_t head_dim) { return (head_dim + kGroup - 1) / k
 // p(0) = 1.
 template <int kTerms>
 inline F f_weight(F x) {
-    const F magic = f_set(12582912.0f);  // 1.5 * 2^23: the sum's last bits are the nearest integer
-    const F shifted = f_add(x, magic);
-    const F r = f_sub(x, f_sub(shifted, magic));
+    const F shifter = f_set(kShifter);
+    const F shifted = f_add(x, shifter);
+    const F r = f_sub(x, f_sub(shifted, shifter));
     F p;
     if (kTerms == 1) {
         p = f_fma(f_set(5.500893295e-2f), r, f_set(2.422109991e-1f));

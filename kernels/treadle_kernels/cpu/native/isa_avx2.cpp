@@ -4,12 +4,6 @@
 #if defined(__AVX2__)
 #include "vec_avx2.h"
 
-#include "rows.inl"
-#include "linear.inl"
-#include "linear_rotated.inl"
-#include "linear_split.inl"
-#include "attention.inl"
-#include "kv_write.inl"
 #include "table.inl"
 
 const treadle::Kernels* treadle::avx2_kernels() {

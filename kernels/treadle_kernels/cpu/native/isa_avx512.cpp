@@ -4,12 +4,6 @@
 #if defined(__AVX512VNNI__)
 #include "vec_avx512.h"
 
-#include "rows.inl"
-#include "linear.inl"
-#include "linear_rotated.inl"
-#include "linear_split.inl"
-#include "attention.inl"
-#include "kv_write.inl"
 #include "table.inl"
 
 const treadle::Kernels* treadle::avx512_kernels() {

@@ -6,12 +6,6 @@
 
 #include "vec_avx2.h"
 
-#include "rows.inl"
-#include "linear.inl"
-#include "linear_rotated.inl"
-#include "linear_split.inl"
-#include "attention.inl"
-#include "kv_write.inl"
 #include "table.inl"
 
 const treadle::Kernels* treadle::avx_vnni_kernels() {

@@ -12,13 +12,16 @@ using treadle::QuantizedRow;
 
 inline int rest(int64_t n, int64_t i) { return static_cast<int>(n - i < 16 ? n - i : 16); }
 
+// Added to a small number, leaves the nearest integer at the bottom of the sum's bits.
+constexpr float kShifter = 0x1.8p23f;
+
 // exp(x) of x in [-87, 88], and of the nearer end outside, with an error below 1 ulp; NaN stays. x = n ln 2 + r, where n is
 // an integer and ln 2 is taken in two parts (Cody and Waite 1980); exp(r) is a minimax polynomial.
 inline F f_exp_within(F x) {
     const F bounded = f_at_least(f_at_most(x, 88.0f), -87.0f);
-    const F integer = f_set(0x1.8p23f);  // added to a small number, leaves the nearest integer at the bottom of its bits
-    const F shifted = f_fma(bounded, f_set(1.44269504088896341f), integer);
-    const F n = f_sub(shifted, integer);
+    const F shifter = f_set(kShifter);
+    const F shifted = f_fma(bounded, f_set(1.44269504088896341f), shifter);
+    const F n = f_sub(shifted, shifter);
     F r = f_fma(n, f_set(-0.693359375f), bounded);
     r = f_fma(n, f_set(2.12194440e-4f), r);
     F p = f_set(1.3886650974e-3f);

@@ -1,4 +1,11 @@
-// The table of an instruction set, from what the files before this one define.
+// The table of an instruction set, and what is in it, over the vocabulary that the file before this one defines.
+#include "rows.inl"
+#include "linear.inl"
+#include "linear_rotated.inl"
+#include "linear_split.inl"
+#include "attention.inl"
+#include "kv_write.inl"
+
 namespace {
 
 void linear(const LinearCall& call) {

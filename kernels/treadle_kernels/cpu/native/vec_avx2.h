@@ -75,11 +75,6 @@ inline F f_round(F x) {
     constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(x.low, kNearest), _mm256_round_ps(x.high, kNearest)};
 }
-inline __m256 power_of_two(__m256 n) {
-    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
-}
-inline F f_power_of_two(F n) { return {power_of_two(n.low), power_of_two(n.high)}; }
 inline __m256 times_power(__m256 x, __m256 t) {
     return _mm256_castsi256_ps(
         _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));

@@ -42,9 +42,6 @@ inline F f_keep_lanes(F x, int begin, int end, float other) {
     return _mm512_mask_mov_ps(f_set(other), mask, x);
 }
 inline F f_round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline F f_power_of_two(F n) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
-}
 inline F f_times_power(F x, F t) {
     return _mm512_castsi512_ps(
         _mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));

@@ -107,12 +107,6 @@ inline F f_keep_lanes(F x, int begin, int end, float other) {
 inline F f_round(F x) {
     return f_quarters([&](int i) { return vrndnq_f32(x.quarter[i]); });
 }
-inline F f_power_of_two(F n) {
-    return f_quarters([&](int i) {
-        const int32x4_t exponent = vaddq_s32(vcvtnq_s32_f32(n.quarter[i]), vdupq_n_s32(127));
-        return vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23));
-    });
-}
 inline F f_times_power(F x, F t) {
     return f_quarters([&](int i) {
         return floats_of(vaddq_u32(bits_of(x.quarter[i]), vshlq_n_u32(bits_of(t.quarter[i]), 23)));

@@ -95,13 +95,6 @@ inline F f_keep_lanes(F x, int begin, int end, float other) {
 inline F f_round(F x) {
     return f_each([&](int i) { return __builtin_rintf(x.lane[i]); });
 }
-// 2^n of integers in [-126, 127].
-inline F f_power_of_two(F n) {
-    return f_each([&](int i) {
-        const int32_t exponent = n.lane[i] > -127.0f && n.lane[i] < 128.0f ? static_cast<int32_t>(n.lane[i]) : 0;
-        return treadle::f32_from_bits(static_cast<uint32_t>(exponent + 127) << 23);
-    });
-}
 // x 2^n, n being the integer at the bottom of t's bits; its exponent must be within range.
 inline F f_times_power(F x, F t) {
     return f_each([&](int i) {
