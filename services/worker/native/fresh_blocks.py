@@ -31,11 +31,10 @@ class FreshBlocks:
         self._cache = cache
         self._lead = max(1, _LEAD_BYTES // block_bytes)
         self._piece = max(1, _PIECE_BYTES // block_bytes)
-        self._end = 0  # of those that are touched, or are being touched
+        self._end = min(self._lead, cache.num_blocks)  # of those that are touched, or are being touched
         self._is_possible = True
         self._thread: threading.Thread | None = None
-        self._touch_up_to(self._lead)
-        self.wait()
+        self._touch(0, self._end)
 
     @property
     def num_touched(self) -> int:
@@ -44,23 +43,22 @@ class FreshBlocks:
 
     def note_used(self, plan: BatchPlan) -> None:
         """Take note of the blocks that a plan gives out, and keep the lead over them."""
+        if self._end == self._cache.num_blocks or not self._is_possible:
+            return
+        if self._thread is not None and self._thread.is_alive():
+            return
         used = [max(request.block_ids) for request in plan.new_requests if request.block_ids]
         used += [max(row.new_block_ids) for row in plan.rows if row.new_block_ids]
-        if not used or not self._is_possible or (self._thread is not None and self._thread.is_alive()):
-            return
-        wanted = min(max(used) + 1 + self._lead, self._cache.num_blocks)
+        wanted = min(max(used, default=0) + 1 + self._lead, self._cache.num_blocks)
         if wanted - self._end >= self._piece or self._end < wanted == self._cache.num_blocks:
-            self._touch_up_to(wanted)
+            begin, self._end = self._end, wanted
+            self._thread = threading.Thread(target=self._touch, args=(begin, wanted), name="fresh-blocks", daemon=True)
+            self._thread.start()
 
     def wait(self) -> None:
         """Wait until all that was asked for is touched."""
         if self._thread is not None:
             self._thread.join()
-
-    def _touch_up_to(self, end: int) -> None:
-        begin, self._end = self._end, min(end, self._cache.num_blocks)
-        self._thread = threading.Thread(target=self._touch, args=(begin, self._end), name="fresh-blocks", daemon=True)
-        self._thread.start()
 
     def _touch(self, begin: int, end: int) -> None:
         for first in range(begin, end, self._piece):
