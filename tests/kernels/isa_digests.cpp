@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -194,10 +195,9 @@ void model(treadle_pool* pool, treadle_format format, treadle_activations activa
     constexpr int32_t kLayers = 1, kBlocks = 21, kBlockSize = 32;
     const int32_t width = kHeads * head_dim, kv_width = kKvHeads * head_dim;
     const treadle_format of_output = width % 64 == 0 ? format : TREADLE_F32;
-    std::vector<Layer*> owned;
+    std::deque<Layer> owned;
     const auto layer_of = [&owned](treadle_format of, int32_t n, int32_t k) {
-        owned.push_back(new Layer(of, n, k));
-        return owned.back()->weights;
+        return owned.emplace_back(of, n, k).weights;
     };
     const std::vector<float> norm = random_numbers(kHidden), head_norm = random_numbers(head_dim);
     std::vector<treadle_layer> layers(kLayers);
@@ -271,7 +271,6 @@ void model(treadle_pool* pool, treadle_format format, treadle_activations activa
                  std::to_string(terms) + "-kv" + std::to_string(kv_dtype) + "-head" + std::to_string(head_dim) +
                  "-window" + std::to_string(window));
     treadle_model_destroy(decoder);
-    for (Layer* layer : owned) delete layer;
 }
 
 void models(treadle_pool* pool) {
