@@ -76,6 +76,8 @@ class Variant:
 VARIANTS = (
     Variant("as stored", {}),
     Variant("as stored, KV float32", {"kv_dtype": "float32"}),
+    Variant("as stored, activations 32 bits", {"activation_bits": 32}),
+    Variant("as stored, activations 32 bits, KV float32", {"activation_bits": 32, "kv_dtype": "float32"}),
     Variant("as stored, KV int8", {"kv_dtype": "int8"}),
     Variant("as stored, activations 8 bits", {"activation_bits": 8}),
     Variant("as stored, activations 8 bits, KV int8", {"activation_bits": 8, "kv_dtype": "int8"}),

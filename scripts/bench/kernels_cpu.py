@@ -96,7 +96,7 @@ def build(options: argparse.Namespace) -> Setup:
     pool = ThreadPool(options.threads)
     activations = ActivationFormat[options.activations] if options.activations else cpu.fastest_activations()
     is_rotated = activations == ActivationFormat.ROTATED
-    terms = 1 if is_rotated else options.terms or 2
+    terms = options.terms or (1 if activations in (ActivationFormat.ROTATED, ActivationFormat.BF16) else 2)
 
     def linear(n: int, k: int, weight_format: WeightFormat) -> PackedLinear:
         return cpu.pack_linear(weight_format, random_raw(rng, weight_format, n, k), n, k)

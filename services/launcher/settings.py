@@ -63,7 +63,7 @@ class ServeSettings:
     """What floating weights are converted to at load, `int8` or `int4`; unset: nothing."""
 
     activation_bits: int | None = None
-    """Exactness of activations in the native engine, 16 or 8 bits; unset: the worker's default."""
+    """Exactness of linear layers in the native engine, 8, 16 or 32 bits; unset: the worker's default."""
 
     activations: str | None = None
     """What activations are there, `auto`, `bfloat16`, `int8` or `rotated`; unset: the worker's default."""

@@ -42,14 +42,16 @@ class WorkerConfig(ServiceConfig):
     `native` only."""
 
     activation_bits: int = 16
-    """How exactly activations meet quantised weights in the native engine: `16`, as two terms, which leaves the answers
-    of the float32 reference; `8`, as codes of eight bits, faster with every number of requests. On machines with AMX
-    all linear layers then have eight bits too, whatever their files hold (`rotated` below)."""
+    """How exactly quantised linear layers compute in the native engine. `16`: in bfloat16 on machines with AMX, weights
+    too, decoded on their way, as models are commonly run; elsewhere two int8 codes an activation. `32`: weights exact
+    and activations as two terms, which leaves the answers of the float32 reference. `8`: codes of eight bits, the
+    fastest; on machines with AMX all linear layers then have eight bits, whatever their files hold."""
 
     activations: Activations = "auto"
-    """What those are: `bfloat16`, two terms, fast on machines with AMX, slow on others; `int8`, codes with a scale for
-    every 32, one or two, fast on any machine; `rotated`, codes with one scale for a rotated row, for 8 bits; `auto`
-    takes what is fastest. Name one where workers on different machines must give the same answers."""
+    """What activations are: `bfloat16`, one number or, with 32 bits, two, fast on machines with AMX, slow on others;
+    `int8`, codes with a scale for every 32, one or two, fast on any machine; `rotated`, codes with one scale for a
+    rotated row, for 8 bits; `auto` takes what is fastest. Name one where workers on different machines must give the
+    same answers."""
 
     kv_dtype: KvDtype = "auto"
     """Type of keys and values; `auto`: the dtype. Others than the dtype, and `int8` (a scale a token and head), need
@@ -103,11 +105,10 @@ class WorkerConfig(ServiceConfig):
         """Check ranges."""
         super(WorkerConfig, self).__post_init__()
         require_config(bool(self.model), "model", "is required: a Hugging Face directory or a GGUF file")
-        require_config(self.activation_bits in (8, 16), "activation_bits", "must be 8 or 16")
-        needed = {"bfloat16": 16, "rotated": 8}.get(self.activations, self.activation_bits)
-        require_config(
-            self.activation_bits == needed, "activation_bits", f"must be {needed} with activations {self.activations}"
-        )
+        require_config(self.activation_bits in (8, 16, 32), "activation_bits", "must be 8, 16 or 32")
+        possible = {"bfloat16": (16, 32), "rotated": (8,)}.get(self.activations, (8, 16, 32))
+        text = f"must be {' or '.join(map(str, possible))} with activations {self.activations}"
+        require_config(self.activation_bits in possible, "activation_bits", text)
         require_config(self.block_size >= 1, "block_size", "must be at least 1")
         require_config(self.kv_cache_gib >= 0, "kv_cache_gib", "must not be negative")
         require_config(self.swap_space_gib >= 0, "swap_space_gib", "must not be negative")

@@ -124,6 +124,33 @@ def integer_linear(x: Floats, codes: npt.NDArray[np.int64], scales: Floats, mini
     return sums
 
 
+def nearest_bfloat16(x: Floats) -> Floats:
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def bfloat16_weights(codes: npt.NDArray[np.int64], scales: Floats, minima: Floats | None) -> Floats:
+    """What bfloat16 products see of weights: numbers a little larger than they are, cut off."""
+    upward = np.float32(1 + 0.36 / 128)
+    of_scales, of_minima = scales * upward, np.zeros_like(scales) if minima is None else minima * upward
+    numbers = fma(codes.astype(np.float32), np.repeat(of_scales, 32, axis=1), np.repeat(of_minima, 32, axis=1))
+    return (numbers.view(np.uint32) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def bfloat16_linear(x: Floats, weights: Floats) -> Floats:
+    """The engine's product of bfloat16 numbers, operation by operation, in its order."""
+    nearest = nearest_bfloat16(x)
+    sums = np.zeros((len(x), len(weights)), dtype=np.float32)
+    for begin in range(0, x.shape[1], 32):
+        pairs = [np.zeros_like(sums), np.zeros_like(sums)]
+        for quad in range(begin, begin + 32, 4):
+            for first, second in ((quad, quad + 2), (quad + 1, quad + 3)):
+                for place, i in enumerate((first, second)):
+                    pairs[place] = fma(nearest[:, i, None], weights[None, :, i], pairs[place])
+        sums = sums + (pairs[0] + pairs[1])
+    return sums
+
+
 def step_rows(
     rng: np.random.Generator, rows: list[tuple[int, int]], *, block_size: int = 16, num_blocks: int = 64
 ) -> StepRows:
@@ -165,8 +192,7 @@ def sum_of_terms(x, num_terms):
     """What a linear layer sees of x as bfloat16 terms: float64, ``[m, k]``."""
     seen, left = np.zeros(x.shape), x.astype(np.float32)
     for _ in range(num_terms):
-        bits = left.view(np.uint32)
-        nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+        nearest = nearest_bfloat16(left)
         seen += nearest
         left = left - nearest
     return seen

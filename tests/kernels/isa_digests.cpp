@@ -141,7 +141,7 @@ void linear_layers(treadle_pool* pool) {
         check(treadle_unpack_rows(&layer.weights, rows.data(), rows.size(), unpacked.data()));
         decoded.add(unpacked);
         decoded.print(std::string("unpack-") + of.name);
-        for (int32_t activations = 0; activations < 3; ++activations) {
+        for (int32_t activations = 0; activations <= TREADLE_ACTIVATIONS_BF16; ++activations) {
             if ((of.format == TREADLE_ROTATED) != (activations == TREADLE_ACTIVATIONS_ROTATED)) continue;
             Digest digest;
             for (const int64_t m : {1, 2, 3, 7, 21}) {
@@ -276,10 +276,12 @@ void model(treadle_pool* pool, treadle_format format, treadle_activations activa
 void models(treadle_pool* pool) {
     for (const auto kv_dtype : {TREADLE_KV_F32, TREADLE_KV_BF16, TREADLE_KV_INT8}) {
         model(pool, TREADLE_Q4_1, TREADLE_ACTIVATIONS_INT8, 2, kv_dtype, 64, 0);
-        model(pool, TREADLE_Q4_1, TREADLE_ACTIVATIONS_BF16, 2, kv_dtype, 64, 0);
+        model(pool, TREADLE_Q4_1, TREADLE_ACTIVATIONS_SPLIT, 2, kv_dtype, 64, 0);
+        model(pool, TREADLE_Q4_1, TREADLE_ACTIVATIONS_BF16, 1, kv_dtype, 64, 0);
         model(pool, TREADLE_ROTATED, TREADLE_ACTIVATIONS_ROTATED, 1, kv_dtype, 64, 0);
         model(pool, TREADLE_Q8_0, TREADLE_ACTIVATIONS_INT8, 1, kv_dtype, 20, 70);
-        model(pool, TREADLE_Q8_0, TREADLE_ACTIVATIONS_BF16, 2, kv_dtype, 20, 70);
+        model(pool, TREADLE_Q8_0, TREADLE_ACTIVATIONS_SPLIT, 2, kv_dtype, 20, 70);
+        model(pool, TREADLE_Q8_0, TREADLE_ACTIVATIONS_BF16, 1, kv_dtype, 20, 70);
     }
 }
 

@@ -7,8 +7,11 @@ from tests.kernels.cpu_references import (
     FLOATING,
     ISAS,
     QUANTIZED,
+    bfloat16_linear,
+    bfloat16_weights,
     dequantized,
     integer_linear,
+    nearest_bfloat16,
     quantized_reference,
     random_floats,
     random_layer,
@@ -124,7 +127,7 @@ def test_product_of_bfloat16_terms_is_close_to_float64_over_the_terms(isa, weigh
     layer = random_layer(rng, weight_format, n, k, has_bias=True)
     x = random_floats(rng, 21, k)
     expected = sum_of_terms(x, 2) @ layer.weights.T.astype(np.float64) + layer.packed.bias
-    y = cpu.linear(ThreadPool(2), layer.packed, x, activations=ActivationFormat.BF16)
+    y = cpu.linear(ThreadPool(2), layer.packed, x, activations=ActivationFormat.SPLIT)
     np.testing.assert_allclose(y, expected, atol=4e-6 * np.abs(expected).max() * k**0.5, rtol=2e-5)
 
 
@@ -133,12 +136,52 @@ def test_two_bfloat16_terms_keep_sixteen_bits_of_an_activation():
     assert np.abs(sum_of_terms(x, 2) - x).max() <= np.abs(x).max() * 2.0**-16
 
 
+@pytest.mark.parametrize(
+    "weight_format", [WeightFormat.Q4_0, WeightFormat.Q4_1, WeightFormat.Q8_0], ids=lambda f: f.name
+)
+def test_bfloat16_product_is_the_stated_arithmetic_to_the_bit(isa, weight_format):
+    if isa == "plain":
+        pytest.skip("without fused instructions the plain kernels round twice")
+    rng = np.random.default_rng(17)
+    raw = random_raw(rng, weight_format, 40, 320)
+    x = random_floats(rng, 70, 320)
+    packed = cpu.pack_linear(weight_format, raw, 40, 320)
+    y = cpu.linear(ThreadPool(2), packed, x, activations=ActivationFormat.BF16)
+    np.testing.assert_array_equal(y, bfloat16_linear(x, bfloat16_weights(*split_weights(weight_format, raw))))
+
+
+@pytest.mark.parametrize("weight_format", QUANTIZED, ids=lambda f: f.name)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 16, 256), (21, 50, 512), (70, 33, 768)])
+def test_bfloat16_product_is_close_to_float64_over_nearest_numbers(isa, weight_format, m, n, k):
+    rng = np.random.default_rng(18)
+    layer = random_layer(rng, weight_format, n, k, has_bias=True)
+    x = random_floats(rng, m, k)
+    of_weights, of_x = (nearest_bfloat16(numbers).astype(np.float64) for numbers in (layer.weights, x))
+    y = cpu.linear(ThreadPool(2), layer.packed, x, activations=ActivationFormat.BF16) - layer.packed.bias
+    # Weights are nearly the nearest: off by up to a unit of their last place, 2^-7, instead of half of one.
+    spread = 2.0**-8 * np.sqrt((of_x**2) @ (of_weights**2).T)
+    assert (np.abs(y - of_x @ of_weights.T) < 4 * spread).all()
+
+
+def test_weights_cut_to_bfloat16_are_as_good_as_rounded_ones_and_no_smaller_in_the_mean():
+    rng = np.random.default_rng(19)
+    codes = rng.integers(0, 16, (64, 4096))
+    scales, minima = (rng.standard_normal((64, 128)).astype(np.float32).astype(np.float16) for _ in range(2))
+    scales, minima = scales.astype(np.float32), minima.astype(np.float32)
+    exact = codes * np.repeat(scales, 32, axis=1).astype(np.float64) + np.repeat(minima, 32, axis=1)
+    found = (bfloat16_weights(codes, scales, minima), nearest_bfloat16(exact.astype(np.float32)))
+    cut, rounded = (numbers[exact != 0] / exact[exact != 0] - 1 for numbers in found)
+    assert cut.std() < 1.1 * rounded.std()
+    assert abs(cut.mean()) < 0.02 * rounded.std()
+
+
 @pytest.mark.parametrize("spoiler", [np.nan, np.inf, -np.inf])
-def test_a_row_that_is_not_finite_shows_through_bfloat16_terms_too(isa, spoiler):
+@pytest.mark.parametrize("activations", [ActivationFormat.SPLIT, ActivationFormat.BF16], ids=lambda a: a.name)
+def test_a_row_that_is_not_finite_shows_through_bfloat16_too(isa, activations, spoiler):
     rng = np.random.default_rng(15)
     layer = random_layer(rng, WeightFormat.Q4_1, 20, 64)
     x = random_floats(rng, 5, 64)
-    settings = {"activations": ActivationFormat.BF16}
+    settings = {"activations": activations}
     clean = cpu.linear(ThreadPool(1), layer.packed, x, **settings)
     x[1, 40] = spoiler
     spoilt = cpu.linear(ThreadPool(1), layer.packed, x, **settings)
@@ -147,12 +190,13 @@ def test_a_row_that_is_not_finite_shows_through_bfloat16_terms_too(isa, spoiler)
 
 
 @pytest.mark.parametrize("weight_format", QUANTIZED, ids=lambda f: f.name)
-def test_a_row_of_bfloat16_terms_has_the_same_bits_in_every_batch(isa, weight_format):
+@pytest.mark.parametrize("activations", [ActivationFormat.SPLIT, ActivationFormat.BF16], ids=lambda a: a.name)
+def test_a_row_in_bfloat16_has_the_same_bits_in_every_batch(isa, weight_format, activations):
     rng = np.random.default_rng(16)
     layer = random_layer(rng, weight_format, 40, 512, has_bias=True)
     x = random_floats(rng, 100, 512)
     pools = [ThreadPool(count) for count in (1, 2, 3)]
-    settings = {"activations": ActivationFormat.BF16}
+    settings = {"activations": activations}
     whole = cpu.linear(pools[0], layer.packed, x, **settings)
     for m in (1, 2, 3, 4, 5, 8, 9, 16, 17, 33):
         part = np.ascontiguousarray(x[100 - m :])
@@ -161,7 +205,9 @@ def test_a_row_of_bfloat16_terms_has_the_same_bits_in_every_batch(isa, weight_fo
 
 @pytest.mark.parametrize("weight_format", ALL_FORMATS, ids=lambda f: f.name)
 @pytest.mark.parametrize("m", [1, 16, 47])
-@pytest.mark.parametrize("activations", [ActivationFormat.INT8, ActivationFormat.BF16], ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    "activations", [ActivationFormat.INT8, ActivationFormat.SPLIT, ActivationFormat.BF16], ids=lambda a: a.name
+)
 def test_instruction_sets_with_fused_products_give_the_same_bits(weight_format, m, activations):
     rng = np.random.default_rng(9)
     layer = random_layer(rng, weight_format, 40, 768)
@@ -211,8 +257,8 @@ def test_no_rows_give_no_outputs(isa):
         (lambda p, raw: cpu.linear(ThreadPool(1), p, np.ones((2, 64))), "x must be of dtype float32"),
         (lambda p, raw: cpu.quantize_activations(np.ones((2, 40), np.float32)), "multiple of 32, is 40"),
         (
-            lambda p, raw: cpu.linear(ThreadPool(1), p, np.ones((2, 64), np.float32), activations=3),
-            "unknown activations 3",
+            lambda p, raw: cpu.linear(ThreadPool(1), p, np.ones((2, 64), np.float32), activations=4),
+            "unknown activations 4",
         ),
         (
             lambda p, raw: cpu.linear(

@@ -126,7 +126,7 @@ def test_outputs_are_written_wholly_and_nothing_else_is(isa):
         assert np.isnan(poisoned[[0, -1]]).all()
 
 
-@pytest.mark.parametrize("activations", [ActivationFormat.INT8, ActivationFormat.BF16])
+@pytest.mark.parametrize("activations", [ActivationFormat.INT8, ActivationFormat.SPLIT, ActivationFormat.BF16])
 def test_rotated_weights_take_rotated_activations_alone(activations):
     _, packed = layer(np.random.default_rng(9), 20, 64)
     with pytest.raises(ValueError, match="weights in ROTATED do not meet activations of kind"):

@@ -34,8 +34,9 @@ class ActivationFormat(IntEnum):
     """How activations meet quantised weights; see ``native/treadle_cpu.h``."""
 
     INT8 = 0
-    BF16 = 1
+    SPLIT = 1
     ROTATED = 2
+    BF16 = 3
 
 
 class KvDtype(IntEnum):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from services.worker.native.packing import ChannelFactors, pack_tensors, sum_column_squares
 from services.worker.native.recipe import Recipe
-from services.worker.native.weights import model_shape, model_weights
+from services.worker.native.weights import EXACT_ARITHMETIC, model_shape, model_weights
 from services.worker.weights import Checkpoint
 from services.worker.weights.layout import EMBEDDING, FINAL_NORM, HEAD
 from treadle_kernels.cpu import (
@@ -106,7 +106,7 @@ def _observe(checkpoint: Checkpoint, base: Recipe, num_threads: int) -> Observed
     pack_tensors(base, packed)
     config = checkpoint.config
     num_tokens = min(_NUM_TOKENS, config.max_model_len)
-    shape = model_shape(config, max_num_tokens=num_tokens, activations=ActivationFormat.BF16, activation_terms=2)
+    shape = model_shape(config, max_num_tokens=num_tokens, arithmetic=EXACT_ARITHMETIC)
     weights = model_weights(config, base, packed, max_positions=num_tokens)
     model = CpuModel(shape, weights, ThreadPool(num_threads))
     num_blocks = -(-num_tokens // _BLOCK_SIZE)

@@ -18,7 +18,7 @@ from services.worker.native.packed_file import Bytes, candidate_paths, open_or_p
 from services.worker.native.packing import pack_tensors
 from services.worker.native.recipe import Recipe, make_recipe
 from services.worker.native.runner import KvBlocks, NativeRunner
-from services.worker.native.weights import activation_format, model_shape, model_weights
+from services.worker.native.weights import arithmetic_of, model_shape, model_weights
 from services.worker.weights import Checkpoint, MemoryPlan, ProgressCallback
 from treadle_kernels.cpu import ActivationFormat, CpuModel, KvCache, KvDtype, KvShape, ThreadPool
 
@@ -81,7 +81,8 @@ def recipe_for(config: WorkerConfig, checkpoint: Checkpoint) -> Recipe:
     Raises:
         EngineError: INVALID_CONFIG, as `make_recipe`.
     """
-    is_rotated = activation_format(config.activations, config.activation_bits) == ActivationFormat.ROTATED
+    arithmetic = arithmetic_of(config.activations, config.activation_bits)
+    is_rotated = arithmetic.activations == ActivationFormat.ROTATED
     return make_recipe(checkpoint, config.dtype, config.quantization, is_rotated=is_rotated)
 
 
@@ -136,8 +137,7 @@ def build_native_model(
         model_shape(
             checkpoint.config,
             max_num_tokens=config.max_num_batched_tokens,
-            activations=activation_format(config.activations, config.activation_bits),
-            activation_terms=config.activation_bits // 8,
+            arithmetic=arithmetic_of(config.activations, config.activation_bits),
         ),
         model_weights(checkpoint.config, recipe, packed, max_positions=max_positions),
         ThreadPool(_num_threads(config)),

@@ -1,5 +1,7 @@
 """From the packed bytes to the engine's description of a model. Nothing is copied."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -20,16 +22,39 @@ from treadle_kernels.cpu import (
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-_ACTIVATION_FORMATS = {
-    "bfloat16": ActivationFormat.BF16,
-    "int8": ActivationFormat.INT8,
-    "rotated": ActivationFormat.ROTATED,
+_FORMAT_BY_BITS_WITH_TILES = {
+    8: ActivationFormat.ROTATED,
+    16: ActivationFormat.BF16,
+    32: ActivationFormat.SPLIT,
 }
 
 
-def model_shape(
-    config: ModelConfig, *, max_num_tokens: int, activations: ActivationFormat, activation_terms: int
-) -> ModelShape:
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How quantised linear layers compute.
+
+    Attributes:
+        activations: What activations are.
+        num_terms: Numbers that make up one.
+    """
+
+    activations: ActivationFormat
+    num_terms: int
+
+
+EXACT_ARITHMETIC = Arithmetic(ActivationFormat.SPLIT, 2)
+"""What leaves the answers of the float32 reference, on every machine the same."""
+
+
+def arithmetic_of(activations: Activations, activation_bits: int) -> Arithmetic:
+    """Say what the settings mean on this machine."""
+    has_tiles = fastest_activations() == ActivationFormat.BF16
+    if activations == "int8" or (activations == "auto" and not has_tiles):
+        return Arithmetic(ActivationFormat.INT8, 1 if activation_bits == 8 else 2)
+    return Arithmetic(_FORMAT_BY_BITS_WITH_TILES[activation_bits], 2 if activation_bits == 32 else 1)
+
+
+def model_shape(config: ModelConfig, *, max_num_tokens: int, arithmetic: Arithmetic) -> ModelShape:
     """Say how large the model and its steps are; each token of a step may be sampled from. Pure."""
     return ModelShape(
         hidden_size=config.hidden_size,
@@ -42,18 +67,9 @@ def model_shape(
         sliding_window=config.sliding_window,
         max_num_tokens=max_num_tokens,
         max_num_sampled=max_num_tokens,
-        activations=activations,
-        activation_terms=activation_terms,
+        activations=arithmetic.activations,
+        activation_terms=arithmetic.num_terms,
     )
-
-
-def activation_format(activations: Activations, activation_bits: int) -> ActivationFormat:
-    """Say what the settings mean on this machine."""
-    if activations != "auto":
-        return _ACTIVATION_FORMATS[activations]
-    fastest = fastest_activations()
-    is_rotated = activation_bits == 8 and fastest == ActivationFormat.BF16
-    return ActivationFormat.ROTATED if is_rotated else fastest
 
 
 def model_weights(config: ModelConfig, recipe: Recipe, packed: Bytes, *, max_positions: int) -> ModelWeights:

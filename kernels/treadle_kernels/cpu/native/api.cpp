@@ -102,7 +102,7 @@ int treadle_linear_forward(treadle_pool* pool, const treadle_linear* weights, co
     TREADLE_TRY(check_linear(*weights, "weights"));
     TREADLE_TRY(check_matrix(x, m, weights->k, "x"));
     TREADLE_TRY(check_matrix(y, m, weights->n, "y"));
-    TREADLE_REQUIRE(activations >= TREADLE_ACTIVATIONS_INT8 && activations <= TREADLE_ACTIVATIONS_ROTATED,
+    TREADLE_REQUIRE(activations >= TREADLE_ACTIVATIONS_INT8 && activations <= TREADLE_ACTIVATIONS_BF16,
                     "unknown activations %d", activations);
     TREADLE_TRY(check_fit(*weights, activations, "weights"));
     return guarded([&] {
@@ -115,8 +115,10 @@ int treadle_linear_forward(treadle_pool* pool, const treadle_linear* weights, co
             pool->run_ranges(m, kRowBlock, [&](int64_t begin, int64_t end, int thread) {
                 for (int64_t row = begin; row < end; ++row) {
                     const float* values = x + row * k;
-                    if (activations == TREADLE_ACTIVATIONS_BF16) {
+                    if (activations == TREADLE_ACTIVATIONS_SPLIT) {
                         buffer.split_row(values, row, k);
+                    } else if (activations == TREADLE_ACTIVATIONS_BF16) {
+                        buffer.round_row(values, row, k);
                     } else if (activations == TREADLE_ACTIVATIONS_ROTATED) {
                         buffer.rotate_row(values, row, k, scratch.of<float>(thread));
                     } else {

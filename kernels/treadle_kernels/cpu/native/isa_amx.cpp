@@ -11,19 +11,28 @@
 #include "rows.inl"
 #include "linear.inl"
 #include "linear_split.inl"
+#include "linear_rotated.inl"
+#include "linear_decoded.inl"
+#include "amx_products.inl"
 #include "amx_rotated.inl"
+#include "amx_decoded.inl"
 #include "amx_split.inl"
 #include "attention_amx.inl"
 
 namespace {
 
 constexpr int kFewRows = 2;         // of two terms: so many are faster on AVX-512
+constexpr int kFewDecodedRows = 2;
 constexpr int kFewRotatedRows = 4;  // likewise
 
 void linear_with_tiles(const LinearCall& call) {
     const treadle::FormatInfo& info = *treadle::format_info(call.weights->format);
     const int64_t rows = call.row_end - call.row_begin;
     if (info.is_rotated && rows > kFewRotatedRows) return rotated_linear_with_tiles(call);
+    if (info.is_quantized && call.x->nearest != nullptr && rows > kFewDecodedRows) {
+        return with_format(call.weights->format,
+                           [&](auto format) { decoded_linear_with_tiles<decltype(format)>(call); });
+    }
     const bool is_split = info.is_quantized && call.x->terms != nullptr && rows > kFewRows;
     if (info.is_rotated || !is_split) return treadle::avx512_kernels()->linear(call);
     with_format(call.weights->format, [&](auto format) {
@@ -31,6 +40,11 @@ void linear_with_tiles(const LinearCall& call) {
         if (rows > 4) return SplitProduct<decltype(format), 8>(call).run();
         SplitProduct<decltype(format), 4>(call).run();
     });
+}
+
+void gate_with_tiles(const GatedCall& call) {
+    if (call.gate->format == TREADLE_ROTATED) return rotated_gate_with_tiles(call);
+    with_format(call.gate->format, [&](auto format) { decoded_gate_with_tiles<decltype(format)>(call); });
 }
 
 // Linux hands out the tile registers on request only (Documentation/arch/x86/xstate.rst).

@@ -13,18 +13,20 @@ namespace treadle {
 constexpr int kRowBlock = 16;  // rows whose codes lie side by side, group by group
 
 // Activations of some rows in the forms that linear layers take: numbers for floating weights, and for quantised ones
-// int8 codes, bfloat16 terms, or int8 codes of rotated rows. Codes and terms lie in blocks of rows, so that a kernel that works on several rows
-// finds them at fixed distances; the last block is readable as a whole.
+// int8 codes, bfloat16 terms, bfloat16 numbers, or int8 codes of rotated rows. Codes and terms lie in blocks of rows, so that
+// a kernel that works on several rows finds them at fixed distances; the last block is readable as a whole.
 //
 // Codes: a value is its code times the scale of its group of 32.
 // Terms: a value is the sum of two terms, the nearest bfloat16 and the nearest to what that misses. The terms of a group
 // are in the order of term_input(); behind the groups follow sum groups for weights with minima: words 2 i and 2 i + 1
 // both hold the sum of the terms of the i-th of 16 groups.
+// Nearest: a value is the nearest bfloat16; a group is in the order of term_input(), the first operand of a tile product.
 // Rotated: the rotated row's values are its codes times the row's scale. Inputs are padded with zeros to a multiple of 64,
 // and lie as the first operand of a tile product.
 struct Activations {
     const float* values = nullptr;       // [rows][k]
     const uint16_t* terms = nullptr;     // [row blocks]{[groups][2], [sum groups][2]}[16][32], or null
+    const uint16_t* nearest = nullptr;   // [row blocks][groups][16][32], or null
     const int8_t* rotated = nullptr;     // [row blocks][padded k / 64][16][64], or null
     const float* row_scales = nullptr;   // [rows], of `rotated`
     const int32_t* row_starts = nullptr;  // [rows]: what a row's sums begin with, for the codes of weights have an offset
@@ -85,7 +87,7 @@ struct LinearCall {
 
 // Rows and tiles of two products and SwiGLU of them: y[row][column] = silu(x Gate^T) * (x Up^T).
 struct GatedCall {
-    const treadle_linear* gate;  // rotated, as `up`, of the same shape; without biases
+    const treadle_linear* gate;  // of the same shape and format as `up`, quantised; without biases
     const treadle_linear* up;
     const Activations* x;
     float* y;  // [rows][n]
@@ -157,6 +159,8 @@ struct Kernels {
     // Writes the terms of a row, the first to `out`, the others kTermWords apart.
     // Magnitudes below 2^-90 become 0, so that no product or sum is ever denormal.
     void (*split_row)(const float* x, int64_t k, uint16_t* out);
+    // Writes the nearest bfloat16s of a row, groups kTermWords apart. Magnitudes below 2^-60 become 0, likewise.
+    void (*round_row)(const float* x, int64_t k, uint16_t* out);
     // Rotates a row and writes its codes, those of the padding included; `scratch` has room for the row.
     void (*rotate_row)(const float* x, int64_t k, float* scratch, const RotatedRow& out);
     void (*rms_norm_row)(const float* x, const float* weight, int64_t n, float eps, float* y);
@@ -164,7 +168,7 @@ struct Kernels {
     void (*rotate_head)(float* head, const float* cos, const float* sin, int64_t half);
     void (*write_kv)(const KvWriteCall& call);
     void (*linear)(const LinearCall& call);
-    // Bits as of `linear` twice and swiglu_row; null: that is how it is done.
+    // Of rotated or nearest activations. Bits as of `linear` twice and swiglu_row; null: that is how it is done.
     void (*gate)(const GatedCall& call);
     void (*attend)(const AttentionCall& call);
     // Folds `num_partitions` partial results in order and writes the outputs of `rows` = num_queries * group_size rows.
@@ -178,11 +182,14 @@ struct Kernels {
 constexpr int64_t kMaxLinearRows = 512;  // of a call
 
 // What a thread's part of a product needs, whatever the kernel. Two terms: codes and products on their way, and sums of
-// the rows of a call for two column tiles; or two rows of terms. Rotated: two sets of sums of four tiles.
+// the rows of a call for two column tiles; or two rows of terms. Rotated: two sets of sums of four tiles. Nearest: the
+// same, and two decoded column tiles.
 constexpr int64_t linear_scratch_bytes(int64_t k) {
     const int64_t of_sums = 24 * 1024 + kMaxLinearRows * 2 * kColumns * int64_t{sizeof(float)};
     const int64_t of_rows = 20 * (k + 1024);
-    return of_sums > of_rows ? of_sums : of_rows;
+    const int64_t of_tiles = 8 * 1024 + 2 * k * kColumns * int64_t{sizeof(uint16_t)};
+    const int64_t most = of_sums > of_rows ? of_sums : of_rows;
+    return most > of_tiles ? most : of_tiles;
 }
 
 static inline int64_t attention_rows(int64_t group_size) {

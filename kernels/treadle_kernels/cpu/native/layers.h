@@ -21,6 +21,8 @@ class ActivationBuffer {
     QuantizedRow quantized_row(int64_t row, int64_t k) const;
     // Writes a row as two terms.
     void split_row(const float* values, int64_t row, int64_t k) const;
+    // Writes a row as the nearest bfloat16s.
+    void round_row(const float* values, int64_t row, int64_t k) const;
     // Rotates a row; `scratch` has room for it.
     void rotate_row(const float* values, int64_t row, int64_t k, float* scratch) const;
     // The matrix for linear layers; `values` are its numbers, for floating formats.
@@ -63,7 +65,7 @@ void run_linear(ThreadPool& pool, const ThreadScratch& scratch, const Activation
                 const LinearJob* jobs, int num_jobs);
 
 // Whether SwiGLU of two layers with so many rows is computed on their way out.
-bool can_gate(const treadle_linear& gate, const treadle_linear& up, int64_t rows);
+bool can_gate(const treadle_linear& gate, const treadle_linear& up, treadle_activations activations, int64_t rows);
 // y[rows][n] = silu(x Gate^T) * (x Up^T).
 void run_gated(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,
                const treadle_linear& gate, const treadle_linear& up, float* y);

@@ -18,8 +18,11 @@ void ActivationBuffer::reserve(treadle_activations format, int64_t max_rows, int
     const int64_t padded_rows = (max_rows + kRowBlock - 1) / kRowBlock * kRowBlock, groups = (max_k + kGroup - 1) / kGroup;
     format_ = format;
     switch (format) {
-        case TREADLE_ACTIVATIONS_BF16:
+        case TREADLE_ACTIVATIONS_SPLIT:
             terms_.reserve(padded_rows / kRowBlock * term_block_words(groups * kGroup));
+            return;
+        case TREADLE_ACTIVATIONS_BF16:
+            terms_.reserve(padded_rows * groups * kGroup);
             return;
         case TREADLE_ACTIVATIONS_ROTATED:
             codes_.reserve(padded_rows * padded_inputs(max_k));
@@ -47,6 +50,11 @@ void ActivationBuffer::split_row(const float* values, int64_t row, int64_t k) co
     kernels().split_row(values, k, block + row % kRowBlock * kGroup);
 }
 
+void ActivationBuffer::round_row(const float* values, int64_t row, int64_t k) const {
+    uint16_t* block = terms_.data() + row / kRowBlock * kRowBlock * k;
+    kernels().round_row(values, k, block + row % kRowBlock * kGroup);
+}
+
 void ActivationBuffer::rotate_row(const float* values, int64_t row, int64_t k, float* scratch) const {
     int8_t* codes = codes_.data() + rotated_row_offset(row, k);
     kernels().rotate_row(values, k, scratch, {codes, scales_.data() + row, code_sums_.data() + row});
@@ -56,8 +64,11 @@ Activations ActivationBuffer::view(const float* values) const {
     Activations x;
     x.values = values;
     switch (format_) {
-        case TREADLE_ACTIVATIONS_BF16:
+        case TREADLE_ACTIVATIONS_SPLIT:
             x.terms = terms_.data();
+            break;
+        case TREADLE_ACTIVATIONS_BF16:
+            x.nearest = terms_.data();
             break;
         case TREADLE_ACTIVATIONS_ROTATED:
             x.rotated = codes_.data();
@@ -195,9 +206,10 @@ void run_linear(ThreadPool& pool, const ThreadScratch& scratch, const Activation
     });
 }
 
-bool can_gate(const treadle_linear& gate, const treadle_linear& up, int64_t rows) {
-    return kernels().gate != nullptr && rows > kRowBlock && gate.format == TREADLE_ROTATED && up.format == gate.format &&
-           gate.bias == nullptr && up.bias == nullptr;
+bool can_gate(const treadle_linear& gate, const treadle_linear& up, treadle_activations activations, int64_t rows) {
+    const bool has_kernel = activations == TREADLE_ACTIVATIONS_ROTATED || activations == TREADLE_ACTIVATIONS_BF16;
+    return kernels().gate != nullptr && has_kernel && rows > kRowBlock && format_info(gate.format)->is_quantized &&
+           up.format == gate.format && gate.bias == nullptr && up.bias == nullptr;
 }
 
 void run_gated(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,

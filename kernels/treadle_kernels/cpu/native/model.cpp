@@ -134,8 +134,10 @@ void Model::prepare(const float* source, int64_t rows, int64_t k, const float* n
 
 void Model::quantize_row(const float* values, int64_t row, int64_t rows, int64_t k, int thread) {
     switch (activations_.format()) {
-        case TREADLE_ACTIVATIONS_BF16:
+        case TREADLE_ACTIVATIONS_SPLIT:
             return activations_.split_row(values, row, k);
+        case TREADLE_ACTIVATIONS_BF16:
+            return activations_.round_row(values, row, k);
         case TREADLE_ACTIVATIONS_ROTATED:
             return activations_.rotate_row(values, row, k, scratch_.of<float>(thread));
         case TREADLE_ACTIVATIONS_INT8:
@@ -248,7 +250,7 @@ void Model::run_mlp(const treadle_layer& layer, int64_t num_tokens) {
     lap(kNorm);
     const LinearJob down{&layer.down, hidden, hidden_size, true};
     float *gated = gated_.data(), *up = up_.data();
-    const bool is_gated = observed_ == nullptr && can_gate(layer.gate, layer.up, num_tokens);
+    const bool is_gated = observed_ == nullptr && can_gate(layer.gate, layer.up, activations_.format(), num_tokens);
     if (is_gated) {
         run_gated(pool_, scratch_, activations_.view(nullptr), num_tokens, layer.gate, layer.up, gated);
     } else {

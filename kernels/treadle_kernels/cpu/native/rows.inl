@@ -72,7 +72,9 @@ void quantize_row(const float* x, int64_t k, const QuantizedRow& out) {
 }
 
 // Numbers whose products with terms or weights might become denormal count as zero.
-inline F f_zero_if_tiny(F x) { return f_zero_below(x, f_max(x, f_sub(f_set(0.0f), x)), 0x1p-90f); }
+inline F f_zero_if_tiny(F x, float least = 0x1p-90f) {
+    return f_zero_below(x, f_max(x, f_sub(f_set(0.0f), x)), least);
+}
 
 void split_row(const float* x, int64_t k, uint16_t* out) {
     const int64_t groups = k / 32;
@@ -96,6 +98,13 @@ void split_row(const float* x, int64_t k, uint16_t* out) {
             store_terms_twice(nearest, out_of_sums);
             left = f_sub(left, nearest);
         }
+    }
+}
+
+void round_row(const float* x, int64_t k, uint16_t* out) {
+    for (int64_t g = 0; g < k / 32; ++g, out += treadle::kTermWords) {
+        store_terms(f_round_bf16(f_zero_if_tiny(f_load(x + 32 * g), 0x1p-60f)), out);
+        store_terms(f_round_bf16(f_zero_if_tiny(f_load(x + 32 * g + 16), 0x1p-60f)), out + 16);
     }
 }
 

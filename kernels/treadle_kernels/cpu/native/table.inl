@@ -3,6 +3,7 @@
 #include "linear.inl"
 #include "linear_rotated.inl"
 #include "linear_split.inl"
+#include "linear_decoded.inl"
 #include "attention.inl"
 #include "kv_write.inl"
 
@@ -21,13 +22,14 @@ void linear(const LinearCall& call) {
         default:
             return with_format(call.weights->format, [&](auto format) {
                 if (call.x->terms != nullptr) return split_linear<decltype(format)>(call);
+                if (call.x->nearest != nullptr) return decoded_linear<decltype(format)>(call);
                 quantized_linear<decltype(format)>(call);
             });
     }
 }
 
 constexpr treadle::Kernels make_kernels(const char* name) {
-    return {name,   quantize_row, split_row, rotate_row,     rms_norm_row, swiglu_row,     rotate_head, write_kv,
+    return {name,   quantize_row, split_row, round_row, rotate_row,     rms_norm_row, swiglu_row,     rotate_head, write_kv,
             linear, nullptr,      attend,    merge_partials, argmax,       softmax_weights};
 }
 

@@ -43,16 +43,20 @@ typedef enum treadle_kv_dtype { TREADLE_KV_F32 = 0, TREADLE_KV_BF16 = 1, TREADLE
 // How activations meet quantised weights.
 //   INT8     codes with a scale for each group of 32; a second term is the code of what the first misses. Exact integer
 //            sums within a group. For any machine with integer dot products.
-//   BF16     two terms: the nearest bfloat16, and the nearest to what that misses; codes of weights are exact. For machines
+//   SPLIT    two terms: the nearest bfloat16, and the nearest to what that misses; codes of weights are exact. For machines
 //            with AMX; the others compute the same bits, slowly.
 //   ROTATED  codes of a rotated row (a Walsh-Hadamard transform, which spreads large numbers over their neighbours) with
 //            one scale for all of it: exact integer sums over all inputs. For ROTATED weights, the only quantised ones
 //            that it takes, and they take nothing else. One term. Fastest on machines with AMX.
-// Attention over a BF16 cache takes queries and weights as bfloat16 terms too: two with BF16, one with ROTATED.
+//   BF16     the nearest bfloat16, and weights as bfloat16 too, decoded on their way. One term. For machines with AMX; the
+//            others compute the same bits, slowly.
+// Attention over a BF16 cache takes queries and weights as bfloat16 terms too: two with SPLIT, one with
+// ROTATED and with BF16.
 typedef enum treadle_activations {
     TREADLE_ACTIVATIONS_INT8 = 0,
-    TREADLE_ACTIVATIONS_BF16 = 1,
+    TREADLE_ACTIVATIONS_SPLIT = 1,
     TREADLE_ACTIVATIONS_ROTATED = 2,
+    TREADLE_ACTIVATIONS_BF16 = 3,
 } treadle_activations;
 
 TREADLE_API int32_t treadle_cpu_abi(void);
@@ -198,7 +202,7 @@ typedef struct treadle_model_desc {
     int32_t max_num_tokens;   // most tokens of a step
     int32_t max_num_sampled;  // most sampled tokens of a step
     int32_t activations;       // treadle_activations
-    int32_t activation_terms;  // INT8: 1 or 2; BF16: 2; ROTATED: 1
+    int32_t activation_terms;  // INT8: 1 or 2; SPLIT: 2; ROTATED and BF16: 1
 } treadle_model_desc;
 
 typedef struct treadle_model treadle_model;

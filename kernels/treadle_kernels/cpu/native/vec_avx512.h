@@ -161,10 +161,15 @@ class CodeNumbers {
     }
     template <int kByte>
     inline __attribute__((always_inline)) F of(B codes) const {
-        if (kBits == 4) return _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 8 * kByte), low_);
-        if (kBits == 5) return _mm512_permutex2var_ps(low_, _mm512_srli_epi32(codes, 8 * kByte), high_);
+        return at<8 * kByte>(codes);
+    }
+    // The code at some bit of a lane; of four bits at any, of others at a byte.
+    template <int kBit>
+    inline __attribute__((always_inline)) F at(B codes) const {
+        if (kBits == 4) return _mm512_permutexvar_ps(_mm512_srli_epi32(codes, kBit), low_);
+        if (kBits == 5) return _mm512_permutex2var_ps(low_, _mm512_srli_epi32(codes, kBit), high_);
         const B centred = _mm512_sub_epi8(codes, _mm512_set1_epi8(static_cast<int8_t>(static_cast<uint8_t>(kOffset))));
-        return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(centred, 24 - 8 * kByte), 24));
+        return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(centred, 24 - kBit), 24));
     }
 
  private:
