@@ -66,11 +66,12 @@ void name_thread() {
 #endif
 }
 
-// Spins until is_done() or the time is over; says which.
+// Spins until is_done() or the time is over; says which. `yields`: another thread that waits for this core goes first.
 template <class IsDone>
-bool spin(int64_t limit_ns, const IsDone& is_done) {
+bool spin(int64_t limit_ns, bool yields, const IsDone& is_done) {
     const int64_t end_ns = now_ns() + limit_ns;
     do {
+        if (yields) std::this_thread::yield();
         for (int i = 0; i < 32; ++i) {
             if (is_done()) return true;
             relax();
@@ -124,7 +125,7 @@ void ThreadPool::fork_join(Task task, const void* context, int64_t num_chunks) {
 
     run_chunks(0);
     const auto is_joined = [&] { return num_done_.load(std::memory_order_acquire) == num_chunks; };
-    while (!spin(spin_ns_, is_joined)) {
+    while (!spin(spin_ns_, false, is_joined)) {
         const uint32_t seen = join_.load();
         is_caller_asleep_.store(true);
         if (num_done_.load() != num_chunks) sleep_while(join_, seen);
@@ -162,7 +163,8 @@ void ThreadPool::work(int thread) {
 
 void ThreadPool::wait_for_loop(uint32_t seen) {
     const auto has_changed = [&] { return loop_.load(std::memory_order_acquire) != seen; };
-    if (spin(spin_ns_, has_changed)) return;
+    // Between loops a thread holds no chunk, so whoever runs now delays nobody; elsewhere the others would wait for its chunk.
+    if (spin(spin_ns_, true, has_changed)) return;
     num_sleepers_.fetch_add(1);
     while (!has_changed()) sleep_while(loop_, seen);
     num_sleepers_.fetch_sub(1);
