@@ -2,8 +2,8 @@
 
 Alone, beside 2, 8 and 32 others; its prompt in chunks of 16, 64 and 512 tokens; cold and after a prefix hit; left in
 peace, swapped out and in, and computed again; greedy and seeded; with every format of the KV cache, and with
-activations of 8 and 32 bits as of 16. Log-probabilities, which the API refuses by name, would be a function of the logits: the
-bits of those stand for them.
+activations of 8 and 32 bits as of 16. Log-probabilities, which the API refuses by name, would be a function of the
+logits: the bits of those stand for them.
 
 Every two levels of two factors meet in a cell that is run. ``TREADLE_FULL_MATRIX=1`` runs the whole product.
 """

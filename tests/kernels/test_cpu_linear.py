@@ -150,6 +150,37 @@ def test_bfloat16_product_is_the_stated_arithmetic_to_the_bit(isa, weight_format
     np.testing.assert_array_equal(y, bfloat16_linear(x, bfloat16_weights(*split_weights(weight_format, raw))))
 
 
+def test_stored_bfloat16_is_multiplied_as_decoded_weights_are(isa):
+    if isa == "plain":
+        pytest.skip("without fused instructions the plain kernels round twice")
+    rng = np.random.default_rng(20)
+    layer = random_layer(rng, WeightFormat.BF16, 40, 320)
+    x = random_floats(rng, 70, 320)
+    y = cpu.linear(ThreadPool(2), layer.packed, x, activations=ActivationFormat.BF16)
+    np.testing.assert_array_equal(y, bfloat16_linear(x, layer.weights))
+
+
+def test_stored_bfloat16_takes_numbers_where_its_rows_are_no_whole_groups(isa):
+    rng = np.random.default_rng(21)
+    layer = random_layer(rng, WeightFormat.BF16, 40, 72)
+    x = random_floats(rng, 5, 72)
+    results = [cpu.linear(ThreadPool(1), layer.packed, x, activations=a) for a in (ActivationFormat.BF16, 0)]
+    np.testing.assert_array_equal(*results)
+
+
+def test_weights_near_nothing_have_the_same_bits_for_every_number_of_rows():
+    rng = np.random.default_rng(22)
+    raw = random_floats(rng, 40, 320) * np.float32(2.0) ** rng.integers(-130, 2, (40, 320)).astype(np.float32)
+    raw[:8] *= np.float32(1e-30)
+    words = (raw.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    packed = cpu.pack_linear(WeightFormat.BF16, words, 40, 320)
+    x = random_floats(rng, 40, 320) * np.float32(2.0) ** rng.integers(-70, 2, (40, 320)).astype(np.float32)
+    whole = cpu.linear(ThreadPool(1), packed, x, activations=ActivationFormat.BF16)
+    for row in range(40):
+        alone = cpu.linear(ThreadPool(1), packed, x[row : row + 1], activations=ActivationFormat.BF16)
+        np.testing.assert_array_equal(alone[0], whole[row])
+
+
 @pytest.mark.parametrize("weight_format", QUANTIZED, ids=lambda f: f.name)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 16, 256), (21, 50, 512), (70, 33, 768)])
 def test_bfloat16_product_is_close_to_float64_over_nearest_numbers(isa, weight_format, m, n, k):
@@ -158,7 +189,7 @@ def test_bfloat16_product_is_close_to_float64_over_nearest_numbers(isa, weight_f
     x = random_floats(rng, m, k)
     of_weights, of_x = (nearest_bfloat16(numbers).astype(np.float64) for numbers in (layer.weights, x))
     y = cpu.linear(ThreadPool(2), layer.packed, x, activations=ActivationFormat.BF16) - layer.packed.bias
-    # Weights are nearly the nearest: off by up to a unit of their last place, 2^-7, instead of half of one.
+    # Weights are nearly the nearest, within a unit of their last place, 2^-7.
     spread = 2.0**-8 * np.sqrt((of_x**2) @ (of_weights**2).T)
     assert (np.abs(y - of_x @ of_weights.T) < 4 * spread).all()
 
@@ -189,7 +220,7 @@ def test_a_row_that_is_not_finite_shows_through_bfloat16_too(isa, activations, s
     np.testing.assert_array_equal(spoilt[[0, 2, 3, 4]], clean[[0, 2, 3, 4]])
 
 
-@pytest.mark.parametrize("weight_format", QUANTIZED, ids=lambda f: f.name)
+@pytest.mark.parametrize("weight_format", [*QUANTIZED, WeightFormat.BF16], ids=lambda f: f.name)
 @pytest.mark.parametrize("activations", [ActivationFormat.SPLIT, ActivationFormat.BF16], ids=lambda a: a.name)
 def test_a_row_in_bfloat16_has_the_same_bits_in_every_batch(isa, weight_format, activations):
     rng = np.random.default_rng(16)

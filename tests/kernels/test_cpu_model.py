@@ -111,7 +111,7 @@ def test_every_family_keeps_its_bits_in_every_batch(isa, model_file, family):
             np.testing.assert_array_equal(logits, of_request)
 
 
-@pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0"])
+@pytest.mark.parametrize("type_name", ["Q4_1", "Q8_0", "BF16"])
 @pytest.mark.parametrize(
     "activations", [ActivationFormat.SPLIT, ActivationFormat.ROTATED, ActivationFormat.BF16], ids=lambda a: a.name
 )

@@ -24,7 +24,6 @@ from services.worker.weights import Checkpoint
 from services.worker.weights.layout import EMBEDDING, FINAL_NORM, HEAD
 from treadle_kernels.cpu import (
     SAMPLING_DTYPE,
-    ActivationFormat,
     CpuModel,
     KvCache,
     KvDtype,

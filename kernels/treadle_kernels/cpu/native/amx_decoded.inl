@@ -1,25 +1,14 @@
-// Products in bfloat16 (linear_decoded.inl), on AMX tiles: weights are decoded into tiles in the thread's scratch memory,
-// for few rows a few groups ahead of their products, for many whole column tiles.
+// Products in bfloat16 (linear_decoded.inl), on AMX tiles: weights are decoded into tiles in the thread's scratch
+// memory, for few rows group by group, for many whole column tiles.
 
 namespace {
 
-// The column tiles of a matrix, decoded.
+// Writes a group as the second operand of a tile product: [16 pairs][16 columns][2].
 template <class Fmt>
-class DecodedTiles {
+class GroupDecoder {
  public:
-    explicit DecodedTiles(const treadle_linear& weights)
-        : layout_(treadle::tile_layout(*treadle::format_info(weights.format), weights.k)),
-          start_(static_cast<const uint8_t*>(weights.data)) {}
-
-    Tile tile(int64_t index) const {
-        const uint8_t* start = start_ + index * layout_.tile_bytes;
-        return {start, start + layout_.scales, start + layout_.minima};
-    }
-
-    // Writes a group as the second operand of a tile product: [16 pairs][16 columns][2]. Asks for what comes next.
     inline __attribute__((always_inline)) void decode(const Tile& tile, int64_t g, uint8_t* out) const {
         const uint8_t* quants = tile.quants + g * Fmt::quant_bytes;
-        prefetch_weights(tile.quants + g * Fmt::stream_bytes + kPrefetchBytes, Fmt::stream_bytes);
         const GroupWeights<Fmt> weights(tile, g);
         if constexpr (Fmt::bits == 4) {
 #pragma GCC unroll 4
@@ -53,6 +42,54 @@ class DecodedTiles {
     }
 
     const CodeNumbers<Fmt::bits, Fmt::offset> numbers_{};
+};
+
+template <>
+class GroupDecoder<FormatBF16> {
+ public:
+    inline __attribute__((always_inline)) void decode(const Tile& tile, int64_t g, uint8_t* out) const {
+        const uint8_t* inputs = tile.quants + g * FormatBF16::quant_bytes;  // of 32 bytes each
+#pragma GCC unroll 8
+        for (int quad = 0; quad < kGroup; quad += 4, out += 128) {
+            store(inputs + 32 * quad, inputs + 32 * (quad + 2), out);
+            store(inputs + 32 * (quad + 1), inputs + 32 * (quad + 3), out + 64);
+        }
+    }
+
+ private:
+    static inline __attribute__((always_inline)) void store(const uint8_t* first, const uint8_t* second, uint8_t* out) {
+        const I low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(first)));
+        const I high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(second)));
+        const I pairs = _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+        const I magnitudes = _mm512_and_si512(pairs, _mm512_set1_epi16(0x7fff));
+        const __mmask32 counts = _mm512_cmpge_epu16_mask(magnitudes, _mm512_set1_epi16(kTiniestWeight));
+        _mm512_store_si512(out, _mm512_maskz_mov_epi16(counts, pairs));
+    }
+};
+
+// The column tiles of a matrix, decoded.
+template <class Fmt>
+class DecodedTiles {
+ public:
+    explicit DecodedTiles(const treadle_linear& weights)
+        : layout_(treadle::tile_layout(*treadle::format_info(weights.format), weights.k)),
+          start_(static_cast<const uint8_t*>(weights.data)) {}
+
+    // Writes a group, kTileBytes; asks for what comes next.
+    inline __attribute__((always_inline)) void decode(int64_t tile, int64_t g, uint8_t* out) const {
+        const uint8_t* start = start_ + tile * layout_.tile_bytes;
+        prefetch_weights(start + g * Fmt::stream_bytes + kPrefetchBytes, Fmt::stream_bytes);
+        decoder_.decode({start, start + layout_.scales, start + layout_.minima}, g, out);
+    }
+
+    // Writes all groups of a column tile.
+    void decode_all(int64_t tile, int64_t groups, uint8_t* out) const {
+        for (int64_t g = 0; g < groups; ++g) decode(tile, g, out + g * kTileBytes);
+        order_memory();
+    }
+
+ private:
+    const GroupDecoder<Fmt> decoder_{};
     const TileLayout layout_;
     const uint8_t* const start_;
 };
@@ -88,18 +125,17 @@ struct DecodedWriter {
     void begin(int64_t tile, const uint8_t** out) const {
         const int64_t steps = decoded_steps(call.weights->k);
         for (int i = 0; i < kTiles; ++i) {
-            out[i] = decoded + i * steps * kTileBytes;
-            const Tile from = tiles.tile(tile + i);
-            for (int64_t g = 0; g < steps; ++g) tiles.decode(from, g, decoded + (i * steps + g) * kTileBytes);
+            uint8_t* of_tile = decoded + i * steps * kTileBytes;
+            tiles.decode_all(tile + i, steps, of_tile);
+            out[i] = of_tile;
         }
-        order_memory();
     }
     void begin_steps(int64_t, const uint8_t** out) const {
         for (int i = 0; i < kTiles; ++i) out[i] = decoded + i * kStepsKept * kTileBytes;
     }
     inline __attribute__((always_inline)) void step(int64_t tile, int64_t step) const {
         for (int i = 0; i < kTiles; ++i) {
-            tiles.decode(tiles.tile(tile + i), step, decoded + (i * kStepsKept + step % kStepsKept) * kTileBytes);
+            tiles.decode(tile + i, step, decoded + (i * kStepsKept + step % kStepsKept) * kTileBytes);
         }
     }
     void ahead(const uint8_t* const*, int64_t, int64_t) const {}
@@ -131,12 +167,11 @@ struct DecodedGatedWriter {
 
     void begin(int64_t tile, const uint8_t** out) const {
         const int64_t steps = decoded_steps(call.gate->k);
-        out[0] = decoded;
-        out[1] = decoded + steps * kTileBytes;
-        const Tile from_gate = gate.tile(tile), from_up = up.tile(tile);
-        for (int64_t g = 0; g < steps; ++g) gate.decode(from_gate, g, decoded + g * kTileBytes);
-        for (int64_t g = 0; g < steps; ++g) up.decode(from_up, g, decoded + (steps + g) * kTileBytes);
-        order_memory();
+        uint8_t *of_gate = decoded, *of_up = decoded + steps * kTileBytes;
+        gate.decode_all(tile, steps, of_gate);
+        up.decode_all(tile, steps, of_up);
+        out[0] = of_gate;
+        out[1] = of_up;
     }
     void ahead(const uint8_t* const*, int64_t, int64_t) const {}
     Outputs outputs(const TileSums<OfBfloat16>& sums) const { return {*this, sums}; }

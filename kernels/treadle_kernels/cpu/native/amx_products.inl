@@ -1,8 +1,8 @@
 // Products whose sums stay in tiles over all inputs, on AMX: of bytes (linear_rotated.inl) or of bfloat16
 // (linear_decoded.inl).
 //
-// Activations are the first operand of a tile product, 16 rows of 64 bytes; weights of a column tile the second. Where rows
-// are many, what becomes of a pair of row blocks' sums is computed while the next pair is multiplied.
+// Activations are the first operand of a tile product, 16 rows of 64 bytes; weights of a column tile the second. Where
+// rows are many, what becomes of a pair of row blocks' sums is computed while the next pair is multiplied.
 #include "amx_tiles.h"
 #include "kernels.h"
 
@@ -13,6 +13,7 @@ using treadle::GatedCall;
 constexpr int kTileSums = kRowBlock * kColumns;  // of a tile: [16 rows][16 columns]
 constexpr int kSumsAtOnce = 4;                   // tiles of sums: four column tiles, or two with two blocks of rows
 constexpr int64_t kTileBytes = 1024;             // of either operand
+constexpr int64_t kAllSteps = int64_t{1} << 40;
 
 // What is multiplied: `Sum` is the type of sums; are_bytes says which instruction.
 struct OfBytes {
@@ -60,8 +61,8 @@ class ProductTiles {
 
     int64_t steps() const { return steps_; }
 
-    // Multiplies one or two blocks of rows from `row` on with column tiles; before each step, between(step) is called. The
-    // sums stay until those after the next are taken. Weights of a step lie at step % kStepsKept.
+    // Multiplies one or two blocks of rows from `row` on with column tiles; before each step, between(step) is called.
+    // The sums stay until those after the next are taken. Weights of a step lie at step % kStepsKept.
     template <int kTiles, int kBlocks, int64_t kStepsKept, class Between>
     inline __attribute__((always_inline)) const Sum* multiply(const uint8_t* const* weights, int64_t row,
                                                               const Between& between) {
@@ -143,12 +144,14 @@ class GatedRows {
 };
 
 // Some rows and column tiles of one or two matrices. `Writer` says what is multiplied and what becomes of it:
-//   Operands                  OfBytes or OfBfloat16
-//   begin(tile, out)          where the weights lie of the column tiles that are taken with `tile`
-//   ahead(weights, at, n)     asks for n bytes, `at` and on, of each of those that are next
-//   begin_steps, step(tile, step), kStepsKept   for few rows: where weights lie, what comes before each step, and of how
-//                             many steps they are kept
-//   outputs(sums)             what becomes of these sums: its write(i) makes the outputs of a row
+//   Operands               OfBytes or OfBfloat16
+//   begin(tile, out)       where the weights lie of the column tiles that are taken with `tile`
+//   ahead(weights, at, n)  asks for n bytes, `at` and on, of each of those that are next
+//   outputs(sums)          what becomes of these sums: its write(i) makes the outputs of a row
+// and for few rows, where weights may come step by step
+//   kStepsKept             of how many steps they are kept
+//   begin_steps(tile, out) where they lie
+//   step(tile, step)       comes before each step
 template <class Writer>
 class RowsProduct {
  public:
@@ -206,8 +209,6 @@ class RowsProduct {
     }
 
  private:
-    static constexpr int64_t kAllSteps = int64_t{1} << 40;
-
     void write(const TileSums<Operands>& sums) const {
         const auto outputs = writer_.outputs(sums);
         for (int64_t i = 0; i < sums.num_rows; ++i) outputs.write(i);

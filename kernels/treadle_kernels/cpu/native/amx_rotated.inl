@@ -26,7 +26,7 @@ class RotatedNumbers {
 template <int kTiles>
 struct RotatedWriter {
     using Operands = OfBytes;
-    static constexpr int64_t kStepsKept = int64_t{1} << 40;
+    static constexpr int64_t kStepsKept = kAllSteps;
 
     const LinearCall& call;
     const ColumnTiles& tiles;
@@ -126,8 +126,8 @@ void rotated_linear_with_tiles(const LinearCall& call) {
 
 void rotated_gate_with_tiles(const GatedCall& call) {
     const ColumnTiles gate(*call.gate), up(*call.up);
-    RowsProduct product(RotatedGatedWriter{call, gate, up}, call.x->rotated, rotated_steps(call.gate->k), call.row_begin,
-                        call.row_end, call.scratch);
+    RowsProduct product(RotatedGatedWriter{call, gate, up}, call.x->rotated, rotated_steps(call.gate->k),
+                        call.row_begin, call.row_end, call.scratch);
     for (int64_t tile = call.tile_begin; tile < call.tile_end; ++tile) product.template multiply<2>(tile);
     product.finish();
 }

@@ -8,7 +8,6 @@
 namespace {
 
 using treadle::kTerms;
-using treadle::kTermWords;
 
 // A unit is what one tile product takes in: a group, or half of one where that has a scale of its own, or a sum group.
 constexpr int kTileRows = 16;

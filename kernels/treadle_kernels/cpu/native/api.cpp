@@ -110,7 +110,7 @@ int treadle_linear_forward(treadle_pool* pool, const treadle_linear* weights, co
         ActivationBuffer buffer;
         ThreadScratch scratch;
         scratch.reserve(pool->num_threads(), linear_scratch_bytes(k));
-        if (format_info(weights->format)->is_quantized) {
+        if (takes_codes(*weights, static_cast<treadle_activations>(activations))) {
             buffer.reserve(static_cast<treadle_activations>(activations), m, k);
             pool->run_ranges(m, kRowBlock, [&](int64_t begin, int64_t end, int thread) {
                 for (int64_t row = begin; row < end; ++row) {

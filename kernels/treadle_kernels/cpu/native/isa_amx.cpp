@@ -29,9 +29,10 @@ void linear_with_tiles(const LinearCall& call) {
     const treadle::FormatInfo& info = *treadle::format_info(call.weights->format);
     const int64_t rows = call.row_end - call.row_begin;
     if (info.is_rotated && rows > kFewRotatedRows) return rotated_linear_with_tiles(call);
-    if (info.is_quantized && call.x->nearest != nullptr && rows > kFewDecodedRows) {
-        return with_format(call.weights->format,
-                           [&](auto format) { decoded_linear_with_tiles<decltype(format)>(call); });
+    const bool is_decoded = call.x->nearest != nullptr && treadle::takes_codes(*call.weights, TREADLE_ACTIVATIONS_BF16);
+    if (is_decoded && rows > kFewDecodedRows) {
+        return with_decoded_format(call.weights->format,
+                                   [&](auto format) { decoded_linear_with_tiles<decltype(format)>(call); });
     }
     const bool is_split = info.is_quantized && call.x->terms != nullptr && rows > kFewRows;
     if (info.is_rotated || !is_split) return treadle::avx512_kernels()->linear(call);
@@ -44,7 +45,7 @@ void linear_with_tiles(const LinearCall& call) {
 
 void gate_with_tiles(const GatedCall& call) {
     if (call.gate->format == TREADLE_ROTATED) return rotated_gate_with_tiles(call);
-    with_format(call.gate->format, [&](auto format) { decoded_gate_with_tiles<decltype(format)>(call); });
+    with_decoded_format(call.gate->format, [&](auto format) { decoded_gate_with_tiles<decltype(format)>(call); });
 }
 
 // Linux hands out the tile registers on request only (Documentation/arch/x86/xstate.rst).

@@ -13,14 +13,14 @@ namespace treadle {
 constexpr int kRowBlock = 16;  // rows whose codes lie side by side, group by group
 
 // Activations of some rows in the forms that linear layers take: numbers for floating weights, and for quantised ones
-// int8 codes, bfloat16 terms, bfloat16 numbers, or int8 codes of rotated rows. Codes and terms lie in blocks of rows, so that
-// a kernel that works on several rows finds them at fixed distances; the last block is readable as a whole.
+// int8 codes, bfloat16 terms, nearest bfloat16s, or int8 codes of rotated rows. All lie in blocks of rows, so that a
+// kernel that works on several rows finds them at fixed distances; the last block is readable as a whole.
 //
 // Codes: a value is its code times the scale of its group of 32.
 // Terms: a value is the sum of two terms, the nearest bfloat16 and the nearest to what that misses. The terms of a group
 // are in the order of term_input(); behind the groups follow sum groups for weights with minima: words 2 i and 2 i + 1
 // both hold the sum of the terms of the i-th of 16 groups.
-// Nearest: a value is the nearest bfloat16; a group is in the order of term_input(), the first operand of a tile product.
+// Nearest: a value is one bfloat16; a group is in the order of term_input(), the first operand of a tile product.
 // Rotated: the rotated row's values are its codes times the row's scale. Inputs are padded with zeros to a multiple of 64,
 // and lie as the first operand of a tile product.
 struct Activations {
@@ -35,6 +35,13 @@ struct Activations {
     const float* sums = nullptr;         // likewise: scale times the sum of the group's codes
     const int32_t* code_sums = nullptr;  // [row blocks][groups][2][16]: sum of each half group's codes
 };
+
+// Whether a layer is multiplied with what activations are made into, rather than with their numbers: weights that are
+// stored as bfloat16 are, where activations are bfloat16 too.
+static inline bool takes_codes(const treadle_linear& weights, treadle_activations activations) {
+    if (weights.format == TREADLE_BF16) return activations == TREADLE_ACTIVATIONS_BF16 && weights.k % kGroup == 0;
+    return format_info(weights.format)->is_quantized;
+}
 
 constexpr int kRotatedOffset = 128;  // of every code of a rotated weight
 constexpr int kTerms = 2;
@@ -168,7 +175,7 @@ struct Kernels {
     void (*rotate_head)(float* head, const float* cos, const float* sin, int64_t half);
     void (*write_kv)(const KvWriteCall& call);
     void (*linear)(const LinearCall& call);
-    // Of rotated or nearest activations. Bits as of `linear` twice and swiglu_row; null: that is how it is done.
+    // With rotated or nearest activations. Bits as of `linear` twice and swiglu_row; null: that is how it is done.
     void (*gate)(const GatedCall& call);
     void (*attend)(const AttentionCall& call);
     // Folds `num_partitions` partial results in order and writes the outputs of `rows` = num_queries * group_size rows.

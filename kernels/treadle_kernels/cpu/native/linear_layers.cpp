@@ -208,7 +208,7 @@ void run_linear(ThreadPool& pool, const ThreadScratch& scratch, const Activation
 
 bool can_gate(const treadle_linear& gate, const treadle_linear& up, treadle_activations activations, int64_t rows) {
     const bool has_kernel = activations == TREADLE_ACTIVATIONS_ROTATED || activations == TREADLE_ACTIVATIONS_BF16;
-    return kernels().gate != nullptr && has_kernel && rows > kRowBlock && format_info(gate.format)->is_quantized &&
+    return kernels().gate != nullptr && has_kernel && rows > kRowBlock && takes_codes(gate, activations) &&
            up.format == gate.format && gate.bias == nullptr && up.bias == nullptr;
 }
 

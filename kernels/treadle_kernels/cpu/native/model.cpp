@@ -14,8 +14,6 @@ namespace {
 // Rows that one chunk of a row-wise operation takes: a few microseconds.
 constexpr int64_t kRowsPerChunk = 8;
 
-bool takes_codes(const treadle_linear& weights) { return format_info(weights.format)->is_quantized; }
-
 void add_terms(float* y, const float* rest, const float* bias, int64_t n) {
     for (int64_t i = 0; i < n; ++i) y[i] += rest[i];
     if (bias == nullptr) return;
@@ -110,8 +108,10 @@ void Model::embed(const int32_t* token_ids, int64_t num_tokens) {
     });
 }
 
-Model::Needs::Needs(std::initializer_list<const treadle_linear*> layers) {
-    for (const treadle_linear* layer : layers) (takes_codes(*layer) ? codes : numbers) = true;
+Model::Needs Model::needs_of(std::initializer_list<const treadle_linear*> layers) const {
+    Needs needs;
+    for (const treadle_linear* layer : layers) (takes_codes(*layer) ? needs.codes : needs.numbers) = true;
+    return needs;
 }
 
 void Model::prepare(const float* source, int64_t rows, int64_t k, const float* norm_weight, Needs needs) {
@@ -202,7 +202,7 @@ void Model::run_layer(const treadle_kv& kv, int64_t index, int64_t num_tokens) {
     const int64_t hidden_size = desc_.hidden_size, kv_width = int64_t{desc_.num_kv_heads} * desc_.head_dim;
     float* hidden = hidden_.data();
 
-    prepare(hidden, num_tokens, hidden_size, layer.attention_norm, {&layer.query, &layer.key, &layer.value});
+    prepare(hidden, num_tokens, hidden_size, layer.attention_norm, needs_of({&layer.query, &layer.key, &layer.value}));
     lap(kNorm);
     float* qkv = qkv_.data();
     const LinearJob projections[] = {{&layer.query, qkv, qkv_width_, false},
@@ -214,7 +214,7 @@ void Model::run_layer(const treadle_kv& kv, int64_t index, int64_t num_tokens) {
     lap(kRotate);
     attention_.run(pool_, kv, index, qkv, attended_.data());
     lap(kAttention);
-    prepare(attended_.data(), num_tokens, query_width_, nullptr, {&layer.output});
+    prepare(attended_.data(), num_tokens, query_width_, nullptr, needs_of({&layer.output}));
     const LinearJob output{&layer.output, hidden, hidden_size, true};
     multiply(attended_.data(), num_tokens, &output, 1);
     lap(kOutput);
@@ -246,7 +246,7 @@ void Model::rotate_and_store(const treadle_kv& kv, int64_t layer, int64_t num_to
 void Model::run_mlp(const treadle_layer& layer, int64_t num_tokens) {
     const int64_t hidden_size = desc_.hidden_size, width = desc_.intermediate_size;
     float* hidden = hidden_.data();
-    prepare(hidden, num_tokens, hidden_size, layer.mlp_norm, {&layer.gate, &layer.up});
+    prepare(hidden, num_tokens, hidden_size, layer.mlp_norm, needs_of({&layer.gate, &layer.up}));
     lap(kNorm);
     const LinearJob down{&layer.down, hidden, hidden_size, true};
     float *gated = gated_.data(), *up = up_.data();
@@ -278,7 +278,7 @@ void Model::run_head(const treadle_sampling* sampling, int32_t num_sampled, int3
         std::memcpy(selected_.data() + i * hidden_size, hidden_.data() + sampling[i].token_index * hidden_size,
                     hidden_size * sizeof(float));
     }
-    prepare(selected_.data(), num_sampled, hidden_size, desc_.final_norm, {&desc_.head});
+    prepare(selected_.data(), num_sampled, hidden_size, desc_.final_norm, needs_of({&desc_.head}));
     float* scores = logits_.data();
     const LinearJob head{&desc_.head, scores, desc_.vocab_size, false};
     multiply(normed_.data(), num_sampled, &head, 1);

@@ -45,13 +45,16 @@ class Model {
     void run_mlp(const treadle_layer& layer, int64_t num_tokens);
     // Chooses tokens from the hidden state of the sampled ones.
     void run_head(const treadle_sampling* sampling, int32_t num_sampled, int32_t* sampled, float* logits);
-    // What the layers that share some activations take: codes or terms; numbers.
+    // Whether a layer takes codes or terms of its activations, rather than their numbers.
+    bool takes_codes(const treadle_linear& weights) const {
+        return treadle::takes_codes(weights, activations_.format());
+    }
+    // What the layers that share some activations take.
     struct Needs {
         bool codes = false;
         bool numbers = false;
-
-        Needs(std::initializer_list<const treadle_linear*> layers);
     };
+    Needs needs_of(std::initializer_list<const treadle_linear*> layers) const;
     // Fills activations_ from rows of `source`, normalised if there is a weight; normalised numbers go to normed_.
     void prepare(const float* source, int64_t rows, int64_t k, const float* norm_weight, Needs needs);
     // Whether the second term of a row is a row of its own: so it is for int8 codes, which have their own scales.

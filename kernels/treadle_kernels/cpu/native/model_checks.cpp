@@ -34,8 +34,9 @@ int check_layer_linear(const treadle_model_desc& desc, const treadle_linear& wei
 int check_activations(int32_t activations, int32_t terms) {
     TREADLE_REQUIRE(activations >= TREADLE_ACTIVATIONS_INT8 && activations <= TREADLE_ACTIVATIONS_BF16,
                     "unknown activations %d", activations);
-    const bool fits = activations == TREADLE_ACTIVATIONS_INT8 ? terms == 1 || terms == 2
-                                                              : terms == (activations == TREADLE_ACTIVATIONS_SPLIT ? 2 : 1);
+    const bool fits = activations == TREADLE_ACTIVATIONS_INT8
+                          ? terms == 1 || terms == 2
+                          : terms == (activations == TREADLE_ACTIVATIONS_SPLIT ? 2 : 1);
     TREADLE_REQUIRE(fits, "activations of kind %d do not come in %d terms",
                     activations, terms);
     return 0;

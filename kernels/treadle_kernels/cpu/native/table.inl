@@ -10,6 +10,10 @@
 namespace {
 
 void linear(const LinearCall& call) {
+    if (call.x->nearest != nullptr && treadle::takes_codes(*call.weights, TREADLE_ACTIVATIONS_BF16)) {
+        return with_decoded_format(call.weights->format,
+                                   [&](auto format) { decoded_linear<decltype(format)>(call); });
+    }
     switch (call.weights->format) {
         case TREADLE_F32:
             return floating_linear<NumbersF32>(call);
@@ -22,15 +26,15 @@ void linear(const LinearCall& call) {
         default:
             return with_format(call.weights->format, [&](auto format) {
                 if (call.x->terms != nullptr) return split_linear<decltype(format)>(call);
-                if (call.x->nearest != nullptr) return decoded_linear<decltype(format)>(call);
                 quantized_linear<decltype(format)>(call);
             });
     }
 }
 
 constexpr treadle::Kernels make_kernels(const char* name) {
-    return {name,   quantize_row, split_row, round_row, rotate_row,     rms_norm_row, swiglu_row,     rotate_head, write_kv,
-            linear, nullptr,      attend,    merge_partials, argmax,       softmax_weights};
+    return {name,        quantize_row, split_row, round_row, rotate_row, rms_norm_row,   swiglu_row,
+            rotate_head, write_kv,     linear,    nullptr,   attend,     merge_partials, argmax,
+            softmax_weights};
 }
 
 }  // namespace

@@ -163,7 +163,7 @@ void ThreadPool::work(int thread) {
 
 void ThreadPool::wait_for_loop(uint32_t seen) {
     const auto has_changed = [&] { return loop_.load(std::memory_order_acquire) != seen; };
-    // Between loops a thread holds no chunk, so whoever runs now delays nobody; elsewhere the others would wait for its chunk.
+    // Between loops a thread holds no chunk, so whoever runs now delays nobody; later all would wait for its chunk.
     if (spin(spin_ns_, true, has_changed)) return;
     num_sleepers_.fetch_add(1);
     while (!has_changed()) sleep_while(loop_, seen);

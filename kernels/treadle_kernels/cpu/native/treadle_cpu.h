@@ -48,8 +48,9 @@ typedef enum treadle_kv_dtype { TREADLE_KV_F32 = 0, TREADLE_KV_BF16 = 1, TREADLE
 //   ROTATED  codes of a rotated row (a Walsh-Hadamard transform, which spreads large numbers over their neighbours) with
 //            one scale for all of it: exact integer sums over all inputs. For ROTATED weights, the only quantised ones
 //            that it takes, and they take nothing else. One term. Fastest on machines with AMX.
-//   BF16     the nearest bfloat16, and weights as bfloat16 too, decoded on their way. One term. For machines with AMX; the
-//            others compute the same bits, slowly.
+//   BF16     the nearest bfloat16, and weights as bfloat16 too, decoded on their way; those that are stored as bfloat16
+//            take part, if k is a multiple of 32. One term. For machines with AMX; the others compute the same bits,
+//            slowly.
 // Attention over a BF16 cache takes queries and weights as bfloat16 terms too: two with SPLIT, one with
 // ROTATED and with BF16.
 typedef enum treadle_activations {
