@@ -42,9 +42,9 @@ class WorkerConfig(ServiceConfig):
     `native` only."""
 
     activation_bits: int = 16
-    """How exactly linear layers compute in the native engine. `16`: in bfloat16 on machines with AMX, weights too, which
-    are decoded on their way, as models are commonly run; elsewhere two int8 codes an activation. `32`: weights exact
-    and activations as two terms, which leaves the answers of the float32 reference. `8`: codes of eight bits, the
+    """How exactly linear layers compute in the native engine. `16`: in bfloat16 on machines with AMX, weights too,
+    decoded on their way, as models are commonly run; elsewhere two int8 codes an activation. `32`: weights exact and
+    activations as two terms, which leaves the answers of the float32 reference. `8`: codes of eight bits, the
     fastest; on machines with AMX all linear layers then have eight bits, whatever their files hold."""
 
     activations: Activations = "auto"
