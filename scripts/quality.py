@@ -13,6 +13,7 @@ reference is the torch model in float32 on the same, decoded weights.
 A difference of perplexity is told with its standard error: that of the mean difference of the two models' losses, token
 by token, over the square root of the tokens. Below two of them it may be chance. *Off grid* are equivalent weights that
 no longer lie on the grid of the stored format (``equivalent_weights.py``): what quantising trained weights costs.
+*transformers, bfloat16* is that library on the decoded weights in bfloat16, as models are commonly run.
 
 Usage: quality.py MODEL [--window 512]
 """
@@ -23,11 +24,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers import AutoModelForCausalLM
 
 from scripts.equivalent_weights import decode_checkpoint
 from services.gateway.tokenizer.loading import load_tokenizer
@@ -57,11 +59,12 @@ Execute = Callable[[BatchPlan], StepResult]
 
 
 class Source(Enum):
-    """Weights: as stored, decoded to float32, or decoded and taken off the grid of their format."""
+    """Weights: as stored, decoded to float32, decoded and taken off the grid of their format; or another library's."""
 
     STORED = "stored"
     DECODED = "decoded"
     OFF_GRID = "off grid"
+    TRANSFORMERS = "transformers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ VARIANTS = (
     Variant("off grid, int8", {"quantization": "int8"}, Source.OFF_GRID),
     Variant("off grid, int4", {"quantization": "int4"}, Source.OFF_GRID),
     Variant("float32", {"dtype": "float32"}),
+    Variant("transformers, bfloat16", {}, Source.TRANSFORMERS),
 )
 
 
@@ -177,7 +181,34 @@ class NativeModel:
         return NativeRunner(self._model, KvCache(self._kv_shape, NUM_BLOCKS), max_positions=self._max_positions)
 
 
-def compare(texts: Sequence[Sequence[int]], reference: Sequence[Floats], model: NativeModel) -> Quality:
+class TransformersModel:
+    """The model in bfloat16 as transformers runs it."""
+
+    def __init__(self, path: Path) -> None:
+        place, options = (path.parent, {"gguf_file": path.name}) if path.is_file() else (path, {})
+        self._model = AutoModelForCausalLM.from_pretrained(str(place), dtype=torch.bfloat16, **options)
+
+    def log_probabilities(self, token_ids: Sequence[int]) -> Floats:
+        """Return ``[len(token_ids), vocab_size]``."""
+        with torch.no_grad():
+            return _log_softmax(self._model(torch.tensor([list(token_ids)])).logits[0].float().numpy())
+
+    def greedy_answers(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Answer prompts one by one, greedily, `NUM_OUTPUTS` tokens each."""
+        length = {"max_new_tokens": NUM_OUTPUTS, "min_new_tokens": NUM_OUTPUTS}
+        answers = (self._model.generate(torch.tensor([list(p)]), do_sample=False, **length) for p in prompts)
+        return [answer[0, len(prompt) :].tolist() for answer, prompt in zip(answers, prompts, strict=True)]
+
+
+class Scorer(Protocol):
+    """A model that tells how likely tokens are."""
+
+    def log_probabilities(self, token_ids: Sequence[int]) -> Floats:
+        """Return ``[len(token_ids), vocab_size]``."""
+        ...
+
+
+def compare(texts: Sequence[Sequence[int]], reference: Sequence[Floats], model: Scorer) -> Quality:
     """Measure a variant on some texts, of which the reference's log probabilities are given."""
     losses, expected_losses, divergences, agreements = [], [], [], []
     for token_ids, expected in zip(texts, reference, strict=True):
@@ -261,9 +292,13 @@ def main() -> None:
         for variant in VARIANTS:
             if arguments.variants and variant.name not in arguments.variants:
                 continue
-            model = NativeModel(source_by_kind[variant.source], variant.settings, max_num_tokens=arguments.window)
-            q = compare(texts, reference, model)
-            common = common_lengths(greedy_answers(model.runner().execute, prompts), expected)
+            if variant.source is Source.TRANSFORMERS:
+                other = TransformersModel(arguments.model)
+                q, answers = compare(texts, reference, other), other.greedy_answers(prompts)
+            else:
+                model = NativeModel(source_by_kind[variant.source], variant.settings, max_num_tokens=arguments.window)
+                q, answers = compare(texts, reference, model), greedy_answers(model.runner().execute, prompts)
+            common = common_lengths(answers, expected)
             print(
                 f"| {variant.name} | {q.perplexity:.3f} "
                 f"| {100 * (q.perplexity_ratio - 1):+.2f} % ± {100 * q.ratio_error:.2f} % | {q.divergence:.5f} "

@@ -21,8 +21,7 @@
 
 namespace {
 
-constexpr int kFewRows = 2;         // of two terms: so many are faster on AVX-512
-constexpr int kFewDecodedRows = 2;
+constexpr int kFewRows = 2;         // of bfloat16: so many are faster on AVX-512
 constexpr int kFewRotatedRows = 4;  // likewise
 
 void linear_with_tiles(const LinearCall& call) {
@@ -30,7 +29,7 @@ void linear_with_tiles(const LinearCall& call) {
     const int64_t rows = call.row_end - call.row_begin;
     if (info.is_rotated && rows > kFewRotatedRows) return rotated_linear_with_tiles(call);
     const bool is_decoded = call.x->nearest != nullptr && treadle::takes_codes(*call.weights, TREADLE_ACTIVATIONS_BF16);
-    if (is_decoded && rows > kFewDecodedRows) {
+    if (is_decoded && rows > kFewRows) {
         return with_decoded_format(call.weights->format,
                                    [&](auto format) { decoded_linear_with_tiles<decltype(format)>(call); });
     }
