@@ -85,7 +85,7 @@ def current_isa() -> str:
 
 
 def fastest_activations() -> ActivationFormat:
-    """Return the format of activations that the instruction set in use is fastest with."""
+    """Return the activations that the instruction set in use is fastest with, on weights as files have them."""
     return ActivationFormat.BF16 if current_isa() == "amx" else ActivationFormat.INT8
 
 

@@ -57,8 +57,8 @@ class ModelShape:
         max_num_tokens: Most tokens of a step; sizes the scratch memory.
         max_num_sampled: Most tokens chosen in a step; likewise.
         activations: What quantised weights are multiplied with; see `fastest_activations`.
-        activation_terms: How many numbers make up an activation, each of about 8 bits: 1 or 2 with INT8, 2 with BF16,
-            1 with ROTATED.
+        activation_terms: How many numbers make up an activation, each of about 8 bits: 1 or 2 with INT8, 2 with SPLIT,
+            1 with ROTATED and BF16.
     """
 
     hidden_size: int

@@ -28,9 +28,9 @@ def linear(
     """Compute ``x W^T + bias``.
 
     What quantised weights see of x. INT8: codes for each row and group of 32 (`quantize_activations`); sums within a
-    group are exact integers. BF16: two terms, the nearest bfloat16 and the nearest to what that misses. With both,
-    groups are added in float32 in the order of k. ROTATED: codes of the rotated row with one scale; sums are exact
-    integers.
+    group are exact integers. SPLIT: two terms, the nearest bfloat16 and the nearest to what that misses. BF16: the
+    nearest bfloat16, of weights too, and of those that are stored as such. With these, groups are added in float32 in
+    the order of k. ROTATED: codes of the rotated row with one scale; sums are exact integers.
 
     Args:
         pool: Threads to use.

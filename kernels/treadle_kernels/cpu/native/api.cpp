@@ -114,16 +114,7 @@ int treadle_linear_forward(treadle_pool* pool, const treadle_linear* weights, co
             buffer.reserve(static_cast<treadle_activations>(activations), m, k);
             pool->run_ranges(m, kRowBlock, [&](int64_t begin, int64_t end, int thread) {
                 for (int64_t row = begin; row < end; ++row) {
-                    const float* values = x + row * k;
-                    if (activations == TREADLE_ACTIVATIONS_SPLIT) {
-                        buffer.split_row(values, row, k);
-                    } else if (activations == TREADLE_ACTIVATIONS_BF16) {
-                        buffer.round_row(values, row, k);
-                    } else if (activations == TREADLE_ACTIVATIONS_ROTATED) {
-                        buffer.rotate_row(values, row, k, scratch.of<float>(thread));
-                    } else {
-                        kernels().quantize_row(values, k, buffer.quantized_row(row, k));
-                    }
+                    buffer.write_row(x + row * k, row, k, scratch.of<float>(thread));
                 }
             });
         }

@@ -19,12 +19,8 @@ class ActivationBuffer {
     treadle_activations format() const { return format_; }
     // Where row `row` of a matrix with k columns is quantised to.
     QuantizedRow quantized_row(int64_t row, int64_t k) const;
-    // Writes a row as two terms.
-    void split_row(const float* values, int64_t row, int64_t k) const;
-    // Writes a row as the nearest bfloat16s.
-    void round_row(const float* values, int64_t row, int64_t k) const;
-    // Rotates a row; `scratch` has room for it.
-    void rotate_row(const float* values, int64_t row, int64_t k, float* scratch) const;
+    // Writes a row in the buffer's format; `scratch` has room for it.
+    void write_row(const float* values, int64_t row, int64_t k, float* scratch) const;
     // The matrix for linear layers; `values` are its numbers, for floating formats.
     Activations view(const float* values) const;
     int64_t num_bytes() const;

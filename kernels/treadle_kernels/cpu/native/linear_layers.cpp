@@ -45,19 +45,20 @@ QuantizedRow ActivationBuffer::quantized_row(int64_t row, int64_t k) const {
             code_sums_.data() + 2 * block + lane};
 }
 
-void ActivationBuffer::split_row(const float* values, int64_t row, int64_t k) const {
-    uint16_t* block = terms_.data() + row / kRowBlock * term_block_words(k);
-    kernels().split_row(values, k, block + row % kRowBlock * kGroup);
-}
-
-void ActivationBuffer::round_row(const float* values, int64_t row, int64_t k) const {
-    uint16_t* block = terms_.data() + row / kRowBlock * kRowBlock * k;
-    kernels().round_row(values, k, block + row % kRowBlock * kGroup);
-}
-
-void ActivationBuffer::rotate_row(const float* values, int64_t row, int64_t k, float* scratch) const {
-    int8_t* codes = codes_.data() + rotated_row_offset(row, k);
-    kernels().rotate_row(values, k, scratch, {codes, scales_.data() + row, code_sums_.data() + row});
+void ActivationBuffer::write_row(const float* values, int64_t row, int64_t k, float* scratch) const {
+    const Kernels& table = kernels();
+    const int64_t block = row / kRowBlock, lane = row % kRowBlock;
+    switch (format_) {
+        case TREADLE_ACTIVATIONS_INT8:
+            return table.quantize_row(values, k, quantized_row(row, k));
+        case TREADLE_ACTIVATIONS_SPLIT:
+            return table.split_row(values, k, terms_.data() + block * term_block_words(k) + lane * kGroup);
+        case TREADLE_ACTIVATIONS_BF16:
+            return table.round_row(values, k, terms_.data() + block * kRowBlock * k + lane * kGroup);
+        case TREADLE_ACTIVATIONS_ROTATED:
+            int8_t* codes = codes_.data() + rotated_row_offset(row, k);
+            return table.rotate_row(values, k, scratch, {codes, scales_.data() + row, code_sums_.data() + row});
+    }
 }
 
 Activations ActivationBuffer::view(const float* values) const {

@@ -133,20 +133,9 @@ void Model::prepare(const float* source, int64_t rows, int64_t k, const float* n
 }
 
 void Model::quantize_row(const float* values, int64_t row, int64_t rows, int64_t k, int thread) {
-    switch (activations_.format()) {
-        case TREADLE_ACTIVATIONS_SPLIT:
-            return activations_.split_row(values, row, k);
-        case TREADLE_ACTIVATIONS_BF16:
-            return activations_.round_row(values, row, k);
-        case TREADLE_ACTIVATIONS_ROTATED:
-            return activations_.rotate_row(values, row, k, scratch_.of<float>(thread));
-        case TREADLE_ACTIVATIONS_INT8:
-            break;
-    }
-    const Kernels& table = kernels();
-    const QuantizedRow codes = activations_.quantized_row(row, k);
-    table.quantize_row(values, k, codes);
+    activations_.write_row(values, row, k, scratch_.of<float>(thread));
     if (!is_doubled()) return;
+    const QuantizedRow codes = activations_.quantized_row(row, k);
     float* residual = residuals_.data() + thread * widest_;
     for (int64_t g = 0; g < k / kGroup; ++g) {
         const int8_t* group = codes.codes + kRowBlock * kGroup * g;
@@ -155,7 +144,7 @@ void Model::quantize_row(const float* values, int64_t row, int64_t rows, int64_t
             residual[kGroup * g + i] = values[kGroup * g + i] - scale * static_cast<float>(group[i]);
         }
     }
-    table.quantize_row(residual, k, activations_.quantized_row(rows + row, k));
+    activations_.write_row(residual, rows + row, k, nullptr);
 }
 
 void Model::multiply(const float* values, int64_t rows, const LinearJob* jobs, int num_jobs) {
