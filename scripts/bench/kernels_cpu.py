@@ -96,7 +96,7 @@ def build(options: argparse.Namespace) -> Setup:
     pool = ThreadPool(options.threads)
     activations = ActivationFormat[options.activations] if options.activations else cpu.fastest_activations()
     is_rotated = activations == ActivationFormat.ROTATED
-    terms = options.terms or (1 if activations in (ActivationFormat.ROTATED, ActivationFormat.BF16) else 2)
+    terms = options.terms or activations.most_terms
 
     def linear(n: int, k: int, weight_format: WeightFormat) -> PackedLinear:
         return cpu.pack_linear(weight_format, random_raw(rng, weight_format, n, k), n, k)

@@ -68,17 +68,24 @@ def test_a_row_that_is_not_finite_shows_in_its_outputs_and_no_others(isa, spoile
     np.testing.assert_array_equal(spoilt[[0, 2]], clean[[0, 2]])
 
 
+def nearest_linear(x, codes, scales, minima):
+    return bfloat16_linear(x, bfloat16_weights(codes, scales, minima))
+
+
 @pytest.mark.parametrize(
     "weight_format", [WeightFormat.Q4_0, WeightFormat.Q4_1, WeightFormat.Q8_0], ids=lambda f: f.name
 )
-def test_quantised_product_is_the_stated_arithmetic_to_the_bit(isa, weight_format):
-    if isa == "plain":
-        pytest.skip("without fused instructions the plain kernels round twice")
+@pytest.mark.parametrize(
+    ("activations", "stated", "m"),
+    [(ActivationFormat.INT8, integer_linear, 33), (ActivationFormat.BF16, nearest_linear, 70)],
+    ids=["INT8", "BF16"],
+)
+def test_quantised_product_is_the_stated_arithmetic_to_the_bit(fused_isa, weight_format, activations, stated, m):
     rng = np.random.default_rng(5)
     raw = random_raw(rng, weight_format, 40, 320)
-    x = random_floats(rng, 33, 320)
-    y = cpu.linear(ThreadPool(2), cpu.pack_linear(weight_format, raw, 40, 320), x)
-    np.testing.assert_array_equal(y, integer_linear(x, *split_weights(weight_format, raw)))
+    x = random_floats(rng, m, 320)
+    y = cpu.linear(ThreadPool(2), cpu.pack_linear(weight_format, raw, 40, 320), x, activations=activations)
+    np.testing.assert_array_equal(y, stated(x, *split_weights(weight_format, raw)))
 
 
 @pytest.mark.parametrize("weight_format", QUANTIZED, ids=lambda f: f.name)
@@ -136,23 +143,7 @@ def test_two_bfloat16_terms_keep_sixteen_bits_of_an_activation():
     assert np.abs(sum_of_terms(x, 2) - x).max() <= np.abs(x).max() * 2.0**-16
 
 
-@pytest.mark.parametrize(
-    "weight_format", [WeightFormat.Q4_0, WeightFormat.Q4_1, WeightFormat.Q8_0], ids=lambda f: f.name
-)
-def test_bfloat16_product_is_the_stated_arithmetic_to_the_bit(isa, weight_format):
-    if isa == "plain":
-        pytest.skip("without fused instructions the plain kernels round twice")
-    rng = np.random.default_rng(17)
-    raw = random_raw(rng, weight_format, 40, 320)
-    x = random_floats(rng, 70, 320)
-    packed = cpu.pack_linear(weight_format, raw, 40, 320)
-    y = cpu.linear(ThreadPool(2), packed, x, activations=ActivationFormat.BF16)
-    np.testing.assert_array_equal(y, bfloat16_linear(x, bfloat16_weights(*split_weights(weight_format, raw))))
-
-
-def test_stored_bfloat16_is_multiplied_as_decoded_weights_are(isa):
-    if isa == "plain":
-        pytest.skip("without fused instructions the plain kernels round twice")
+def test_stored_bfloat16_is_multiplied_as_decoded_weights_are(fused_isa):
     rng = np.random.default_rng(20)
     layer = random_layer(rng, WeightFormat.BF16, 40, 320)
     x = random_floats(rng, 70, 320)

@@ -38,6 +38,11 @@ class ActivationFormat(IntEnum):
     ROTATED = 2
     BF16 = 3
 
+    @property
+    def most_terms(self) -> int:
+        """Numbers that make up an activation, at most; only INT8 may have fewer."""
+        return 2 if self in (ActivationFormat.INT8, ActivationFormat.SPLIT) else 1
+
 
 class KvDtype(IntEnum):
     """Formats of the KV cache; int8 carries a float32 scale for each token and head."""

@@ -51,7 +51,8 @@ def arithmetic_of(activations: Activations, activation_bits: int) -> Arithmetic:
     has_tiles = fastest_activations() == ActivationFormat.BF16
     if activations == "int8" or (activations == "auto" and not has_tiles):
         return Arithmetic(ActivationFormat.INT8, 1 if activation_bits == 8 else 2)
-    return Arithmetic(_FORMAT_BY_BITS_WITH_TILES[activation_bits], 2 if activation_bits == 32 else 1)
+    with_tiles = _FORMAT_BY_BITS_WITH_TILES[activation_bits]
+    return Arithmetic(with_tiles, with_tiles.most_terms)
 
 
 def model_shape(config: ModelConfig, *, max_num_tokens: int, arithmetic: Arithmetic) -> ModelShape:

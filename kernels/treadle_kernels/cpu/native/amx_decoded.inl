@@ -98,6 +98,13 @@ constexpr int64_t kSumBytes = 2 * kSumsAtOnce * kTileSums * int64_t{sizeof(float
 
 inline int64_t decoded_steps(int64_t k) { return k / kGroup; }
 
+// Sums are numbers as they are.
+struct DecodedNumbers {
+    const TileSums<OfBfloat16> sums;
+
+    inline __attribute__((always_inline)) F of(int64_t i, int index) const { return f_load(sums.of(i, index)); }
+};
+
 // Neighbouring column tiles of a matrix.
 template <class Fmt, int kTiles>
 struct DecodedWriter {
@@ -107,20 +114,6 @@ struct DecodedWriter {
     const LinearCall& call;
     const DecodedTiles<Fmt>& tiles;
     uint8_t* const decoded;  // [kTiles][steps][kTileBytes]
-
-    class Outputs {
-     public:
-        Outputs(const DecodedWriter& writer, const TileSums<OfBfloat16>& sums) : call_(writer.call), sums_(sums) {}
-        inline __attribute__((always_inline)) void write(int64_t i) const {
-            for (int index = 0; index < kTiles; ++index) {
-                store_outputs(call_, sums_.row + i, sums_.tile + index, f_load(sums_.of(i, index)));
-            }
-        }
-
-     private:
-        const LinearCall call_;
-        const TileSums<OfBfloat16> sums_;
-    };
 
     void begin(int64_t tile, const uint8_t** out) const {
         const int64_t steps = decoded_steps(call.weights->k);
@@ -139,7 +132,9 @@ struct DecodedWriter {
         }
     }
     void ahead(const uint8_t* const*, int64_t, int64_t) const {}
-    Outputs outputs(const TileSums<OfBfloat16>& sums) const { return {*this, sums}; }
+    LinearOutputs<DecodedNumbers, kTiles> outputs(const TileSums<OfBfloat16>& sums) const {
+        return {call, {sums}, sums.tile, sums.row};
+    }
 };
 
 // The same column tile of two matrices, and SwiGLU of them.
@@ -152,19 +147,6 @@ struct DecodedGatedWriter {
     const DecodedTiles<Fmt>& up;
     uint8_t* const decoded;  // [2][steps][kTileBytes]
 
-    class Outputs {
-     public:
-        Outputs(const DecodedGatedWriter& writer, const TileSums<OfBfloat16>& sums)
-            : sums_(sums), rows_(writer.call, sums.tile, sums.row) {}
-        inline __attribute__((always_inline)) void write(int64_t i) const {
-            rows_.write(i, f_load(sums_.of(i, 0)), f_load(sums_.of(i, 1)));
-        }
-
-     private:
-        const TileSums<OfBfloat16> sums_;
-        const GatedRows rows_;
-    };
-
     void begin(int64_t tile, const uint8_t** out) const {
         const int64_t steps = decoded_steps(call.gate->k);
         uint8_t *of_gate = decoded, *of_up = decoded + steps * kTileBytes;
@@ -174,7 +156,9 @@ struct DecodedGatedWriter {
         out[1] = of_up;
     }
     void ahead(const uint8_t* const*, int64_t, int64_t) const {}
-    Outputs outputs(const TileSums<OfBfloat16>& sums) const { return {*this, sums}; }
+    GatedOutputs<DecodedNumbers> outputs(const TileSums<OfBfloat16>& sums) const {
+        return {call, {sums}, sums.tile, sums.row};
+    }
 };
 
 template <class Fmt, int kTiles>

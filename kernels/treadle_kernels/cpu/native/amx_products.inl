@@ -126,18 +126,43 @@ class ProductTiles {
     int turn_ = 0;
 };
 
-// Where SwiGLU of sums goes: sixteen outputs of some rows.
-class GatedRows {
+// What becomes of sums, row by row, where numbers.of(i, index) makes numbers of those of row `i` and a column tile:
+// outputs of a layer.
+template <class Numbers, int kTiles>
+class LinearOutputs {
  public:
-    GatedRows(const GatedCall& call, int64_t tile, int64_t row)
-        : stride_(call.gate->n), y_(call.y + row * stride_ + tile * kColumns), count_(rest(stride_, tile * kColumns)) {}
-    inline __attribute__((always_inline)) void write(int64_t i, F gate, F up) const {
-        const F gated = f_swiglu(gate, up);
+    LinearOutputs(const LinearCall& call, const Numbers& numbers, int64_t tile, int64_t row)
+        : numbers_(numbers), call_(call), tile_(tile), row_(row) {}
+    inline __attribute__((always_inline)) void write(int64_t i) const {
+        for (int index = 0; index < kTiles; ++index) {
+            store_outputs(call_, row_ + i, tile_ + index, numbers_.of(i, index));
+        }
+    }
+
+ private:
+    const Numbers numbers_;
+    const LinearCall call_;
+    const int64_t tile_;
+    const int64_t row_;
+};
+
+// SwiGLU of the same column tile of two layers.
+template <class Numbers>
+class GatedOutputs {
+ public:
+    GatedOutputs(const GatedCall& call, const Numbers& numbers, int64_t tile, int64_t row)
+        : numbers_(numbers),
+          stride_(call.gate->n),
+          y_(call.y + row * stride_ + tile * kColumns),
+          count_(rest(stride_, tile * kColumns)) {}
+    inline __attribute__((always_inline)) void write(int64_t i) const {
+        const F gated = f_swiglu(numbers_.of(i, 0), numbers_.of(i, 1));
         float* y = y_ + i * stride_;
         count_ == kColumns ? f_store(y, gated) : f_store_first(y, gated, count_);
     }
 
  private:
+    const Numbers numbers_;
     const int64_t stride_;
     float* const y_;
     const int count_;

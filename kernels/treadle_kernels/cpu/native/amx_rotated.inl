@@ -5,21 +5,23 @@ namespace {
 constexpr int64_t kRotatedPrefetch = 8 * kTileBytes;  // ahead of the codes in use, where rows are few
 
 // The sums of some tiles as numbers.
+template <int kTiles>
 class RotatedNumbers {
  public:
     RotatedNumbers(const TileSums<OfBytes>& sums, const Activations& x)
         : sums_(sums), starts_(x.row_starts + sums.row), row_scales_(x.row_scales + sums.row) {}
 
-    // Of row `i` from the first one on, and of a column tile that has these scales.
-    inline __attribute__((always_inline)) F of(int64_t i, int index, F scales) const {
+    void set_scales(int index, F scales) { scales_[index] = scales; }
+    inline __attribute__((always_inline)) F of(int64_t i, int index) const {
         const I sum = _mm512_loadu_si512(sums_.of(i, index));
-        return rotated_outputs(i_add(sum, i_set(starts_[i])), scales, row_scales_[i]);
+        return rotated_outputs(i_add(sum, i_set(starts_[i])), scales_[index], row_scales_[i]);
     }
 
  private:
     const TileSums<OfBytes> sums_;
     const int32_t* const starts_;
     const float* const row_scales_;
+    F scales_[kTiles];  // of column tiles
 };
 
 // Neighbouring column tiles of a matrix.
@@ -30,26 +32,6 @@ struct RotatedWriter {
 
     const LinearCall& call;
     const ColumnTiles& tiles;
-
-    class Outputs {
-     public:
-        Outputs(const RotatedWriter& writer, const TileSums<OfBytes>& sums)
-            : numbers_(sums, *writer.call.x), call_(writer.call), row_(sums.row), tile_(sums.tile) {
-            for (int index = 0; index < kTiles; ++index) scales_[index] = writer.tiles.scales(sums.tile + index);
-        }
-        inline __attribute__((always_inline)) void write(int64_t i) const {
-            for (int index = 0; index < kTiles; ++index) {
-                store_outputs(call_, row_ + i, tile_ + index, numbers_.of(i, index, scales_[index]));
-            }
-        }
-
-     private:
-        const RotatedNumbers numbers_;
-        const LinearCall call_;
-        const int64_t row_;
-        const int64_t tile_;
-        F scales_[kTiles];
-    };
 
     void begin(int64_t tile, const uint8_t** out) const {
         for (int i = 0; i < kTiles; ++i) out[i] = tiles.codes(tile + i);
@@ -63,7 +45,11 @@ struct RotatedWriter {
     void ahead(const uint8_t* const* codes, int64_t at, int64_t num_bytes) const {
         for (int i = 0; i < kTiles; ++i) prefetch_weights(codes[i] + kTiles * tiles.tile_bytes() + at, num_bytes);
     }
-    Outputs outputs(const TileSums<OfBytes>& sums) const { return {*this, sums}; }
+    LinearOutputs<RotatedNumbers<kTiles>, kTiles> outputs(const TileSums<OfBytes>& sums) const {
+        RotatedNumbers<kTiles> numbers(sums, *call.x);
+        for (int i = 0; i < kTiles; ++i) numbers.set_scales(i, tiles.scales(sums.tile + i));
+        return {call, numbers, sums.tile, sums.row};
+    }
 };
 
 // The same column tile of two matrices, and SwiGLU of them.
@@ -74,24 +60,6 @@ struct RotatedGatedWriter {
     const ColumnTiles& gate;
     const ColumnTiles& up;
 
-    class Outputs {
-     public:
-        Outputs(const RotatedGatedWriter& writer, const TileSums<OfBytes>& sums)
-            : numbers_(sums, *writer.call.x),
-              gate_scales_(writer.gate.scales(sums.tile)),
-              up_scales_(writer.up.scales(sums.tile)),
-              rows_(writer.call, sums.tile, sums.row) {}
-        inline __attribute__((always_inline)) void write(int64_t i) const {
-            rows_.write(i, numbers_.of(i, 0, gate_scales_), numbers_.of(i, 1, up_scales_));
-        }
-
-     private:
-        const RotatedNumbers numbers_;
-        const F gate_scales_;
-        const F up_scales_;
-        const GatedRows rows_;
-    };
-
     void begin(int64_t tile, const uint8_t** out) const {
         out[0] = gate.codes(tile);
         out[1] = up.codes(tile);
@@ -99,7 +67,12 @@ struct RotatedGatedWriter {
     void ahead(const uint8_t* const* codes, int64_t at, int64_t num_bytes) const {
         for (int i = 0; i < 2; ++i) prefetch_weights(codes[i] + gate.tile_bytes() + at, num_bytes);
     }
-    Outputs outputs(const TileSums<OfBytes>& sums) const { return {*this, sums}; }
+    GatedOutputs<RotatedNumbers<2>> outputs(const TileSums<OfBytes>& sums) const {
+        RotatedNumbers<2> numbers(sums, *call.x);
+        numbers.set_scales(0, gate.scales(sums.tile));
+        numbers.set_scales(1, up.scales(sums.tile));
+        return {call, numbers, sums.tile, sums.row};
+    }
 };
 
 int64_t rotated_steps(int64_t k) { return treadle::padded_inputs(k) / kTileInputs; }

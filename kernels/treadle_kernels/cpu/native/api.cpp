@@ -102,8 +102,7 @@ int treadle_linear_forward(treadle_pool* pool, const treadle_linear* weights, co
     TREADLE_TRY(check_linear(*weights, "weights"));
     TREADLE_TRY(check_matrix(x, m, weights->k, "x"));
     TREADLE_TRY(check_matrix(y, m, weights->n, "y"));
-    TREADLE_REQUIRE(activations >= TREADLE_ACTIVATIONS_INT8 && activations <= TREADLE_ACTIVATIONS_BF16,
-                    "unknown activations %d", activations);
+    TREADLE_TRY(check_activations(activations));
     TREADLE_TRY(check_fit(*weights, activations, "weights"));
     return guarded([&] {
         const int64_t k = weights->k;

@@ -28,8 +28,7 @@ void linear_with_tiles(const LinearCall& call) {
     const treadle::FormatInfo& info = *treadle::format_info(call.weights->format);
     const int64_t rows = call.row_end - call.row_begin;
     if (info.is_rotated && rows > kFewRotatedRows) return rotated_linear_with_tiles(call);
-    const bool is_decoded = call.x->nearest != nullptr && treadle::takes_codes(*call.weights, TREADLE_ACTIVATIONS_BF16);
-    if (is_decoded && rows > kFewRows) {
+    if (is_decoded(call) && rows > kFewRows) {
         return with_decoded_format(call.weights->format,
                                    [&](auto format) { decoded_linear_with_tiles<decltype(format)>(call); });
     }

@@ -126,6 +126,10 @@ void decoded_linear(const LinearCall& call) {
     for (; row < call.row_end; ++row) decoded_rows<Fmt, 1>(call, row);
 }
 
+inline bool is_decoded(const LinearCall& call) {
+    return call.x->nearest != nullptr && treadle::takes_codes(*call.weights, TREADLE_ACTIVATIONS_BF16);
+}
+
 // Calls body(Format{}) for the number of a format that is multiplied in bfloat16.
 template <class Body>
 inline void with_decoded_format(int32_t format, const Body& body) {

@@ -31,14 +31,11 @@ int check_layer_linear(const treadle_model_desc& desc, const treadle_linear& wei
     return 0;
 }
 
-int check_activations(int32_t activations, int32_t terms) {
-    TREADLE_REQUIRE(activations >= TREADLE_ACTIVATIONS_INT8 && activations <= TREADLE_ACTIVATIONS_BF16,
-                    "unknown activations %d", activations);
+int check_terms(int32_t activations, int32_t terms) {
     const bool fits = activations == TREADLE_ACTIVATIONS_INT8
                           ? terms == 1 || terms == 2
                           : terms == (activations == TREADLE_ACTIVATIONS_SPLIT ? 2 : 1);
-    TREADLE_REQUIRE(fits, "activations of kind %d do not come in %d terms",
-                    activations, terms);
+    TREADLE_REQUIRE(fits, "activations of kind %d do not come in %d terms", activations, terms);
     return 0;
 }
 
@@ -79,7 +76,8 @@ int check_model(const treadle_model_desc& desc) {
         TREADLE_REQUIRE(size.value >= 1 && size.value <= size.at_most, "%s must be from 1 to %d, is %d", size.name,
                         size.at_most, size.value);
     }
-    TREADLE_TRY(check_activations(desc.activations, desc.activation_terms));
+    TREADLE_TRY(check_activations(desc.activations));
+    TREADLE_TRY(check_terms(desc.activations, desc.activation_terms));
     TREADLE_REQUIRE(desc.num_heads % desc.num_kv_heads == 0, "num_kv_heads %d must divide num_heads %d",
                     desc.num_kv_heads, desc.num_heads);
     TREADLE_REQUIRE(desc.head_dim % 2 == 0, "head_dim must be even, is %d", desc.head_dim);

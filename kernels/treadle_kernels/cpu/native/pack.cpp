@@ -216,6 +216,12 @@ int check_shape(int32_t format, int64_t n, int64_t k, const char* what) {
     return 0;
 }
 
+int check_activations(int32_t activations) {
+    TREADLE_REQUIRE(activations >= TREADLE_ACTIVATIONS_INT8 && activations <= TREADLE_ACTIVATIONS_BF16,
+                    "unknown activations %d", activations);
+    return 0;
+}
+
 int check_fit(const treadle_linear& weights, int32_t activations, const char* what) {
     const FormatInfo& info = *format_info(weights.format);
     TREADLE_REQUIRE(!info.is_quantized || info.is_rotated == (activations == TREADLE_ACTIVATIONS_ROTATED),

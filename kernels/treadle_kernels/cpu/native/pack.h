@@ -10,6 +10,7 @@ namespace treadle {
 
 // Checks sizes; `what` names the matrix in the error text.
 int check_shape(int32_t format, int64_t n, int64_t k, const char* what);
+int check_activations(int32_t activations);
 // Whether weights meet such activations; floating formats always do.
 int check_fit(const treadle_linear& weights, int32_t activations, const char* what);
 int check_linear(const treadle_linear& weights, const char* what);

@@ -10,7 +10,7 @@
 namespace {
 
 void linear(const LinearCall& call) {
-    if (call.x->nearest != nullptr && treadle::takes_codes(*call.weights, TREADLE_ACTIVATIONS_BF16)) {
+    if (is_decoded(call)) {
         return with_decoded_format(call.weights->format,
                                    [&](auto format) { decoded_linear<decltype(format)>(call); });
     }
