@@ -39,6 +39,7 @@ HIDDEN, WIDTH, NUM_LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 576, 1536, 30
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 BLOCK_SIZE = 16
 MAX_TOKENS = 1024
+_MOST_WEIGHT_BYTES = 1 << 30  # reserved; what is not written takes no memory
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,14 @@ def build(options: argparse.Namespace) -> Setup:
     is_rotated = activations == ActivationFormat.ROTATED
     terms = options.terms or activations.most_terms
 
+    # One piece of memory, as the worker's file of packed weights is.
+    memory, taken = cpu.aligned_bytes(_MOST_WEIGHT_BYTES), 0
+
     def linear(n: int, k: int, weight_format: WeightFormat) -> PackedLinear:
-        return cpu.pack_linear(weight_format, random_raw(rng, weight_format, n, k), n, k)
+        nonlocal taken
+        out = memory[taken : taken + cpu.packed_bytes(weight_format, n, k)]
+        taken += -(-out.nbytes // 64) * 64
+        return cpu.pack_linear(weight_format, random_raw(rng, weight_format, n, k), n, k, out=out)
 
     of_layers = WeightFormat.ROTATED if is_rotated else WeightFormat[options.format]
     of_head = WeightFormat.ROTATED if is_rotated else WeightFormat[options.head_format]

@@ -20,6 +20,7 @@ from treadle_kernels.cpu.model import CpuModel, LayerWeights, ModelShape, ModelW
 from treadle_kernels.cpu.ops import attention, linear, quantize_activations, rms_norm, swiglu
 from treadle_kernels.cpu.packing import (
     PackedLinear,
+    advise_huge_pages,
     aligned_bytes,
     pack_linear,
     packed_bytes,
@@ -46,6 +47,7 @@ __all__ = [
     "StepRows",
     "ThreadPool",
     "WeightFormat",
+    "advise_huge_pages",
     "aligned_bytes",
     "attention",
     "available_isas",

@@ -5,7 +5,9 @@ can be kept in a file beside the original and mapped into memory. The rows of a 
 permuted or joined before packing.
 """
 
+import contextlib
 import ctypes
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +22,8 @@ Floats = npt.NDArray[np.float32]
 
 ALIGNMENT = 64
 """Of packed data in memory, and so in a file that is to be mapped."""
+
+_HUGE_PAGE = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +141,23 @@ def unpermute_head_rows(rows: npt.NDArray[np.generic], num_heads: int) -> npt.ND
 
 
 def aligned_bytes(num_bytes: int) -> Bytes:
-    """Allocate zeroed bytes that start at a multiple of `ALIGNMENT`."""
-    memory = np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + num_bytes]
+    """Allocate zeroed bytes that start at a multiple of `ALIGNMENT`, in huge pages where they are many."""
+    if num_bytes >= _HUGE_PAGE // 2 and hasattr(mmap, "MADV_HUGEPAGE"):
+        memory = mmap.mmap(-1, -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        advise_huge_pages(memory)
+        return np.frombuffer(memory, dtype=np.uint8)[:num_bytes]
+    array = np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8)
+    start = -array.ctypes.data % ALIGNMENT
+    return array[start : start + num_bytes]
+
+
+def advise_huge_pages(memory: mmap.mmap) -> None:
+    """Ask the system to put a map into huge pages, before it is first read or written; it may decline.
+
+    A step reads all weights, and each page of 4 KiB costs a walk through the tables of the machine and its host.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
 
 
 def _as_bytes(array: npt.NDArray[np.generic]) -> Bytes:

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.worker.native.recipe import PackedTensor, Recipe
+from treadle_kernels.cpu import advise_huge_pages, aligned_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +83,9 @@ def open_or_pack(paths: tuple[Path, ...], recipe: Recipe, pack: Packer) -> Bytes
             return read_packed(path, recipe, is_trusted=True)
         except OSError as error:
             logger.info("packed weights cannot be kept in %s (%s)", path.parent, error)
-    memory = np.zeros(recipe.num_bytes + _PAGE, dtype=np.uint8)
-    start = -memory.ctypes.data % _PAGE
-    aligned = memory[start : start + recipe.num_bytes]
-    pack(aligned)
-    return aligned
+    memory = aligned_bytes(recipe.num_bytes)
+    pack(memory)
+    return memory
 
 
 def read_packed(path: Path, recipe: Recipe, *, is_trusted: bool = False) -> Bytes:
@@ -107,6 +106,7 @@ def read_packed(path: Path, recipe: Recipe, *, is_trusted: bool = False) -> Byte
         if size != _header_bytes(recipe) + recipe.num_bytes:
             raise DamagedFileError(f"it has {size:,} bytes")
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        advise_huge_pages(content)
     data = np.frombuffer(content, dtype=np.uint8)[_header_bytes(recipe) :]
     if not is_trusted and (damaged := _differing(digests, _digests(recipe, data), recipe)):
         raise DamagedFileError(f"{damaged} is damaged")
@@ -130,6 +130,7 @@ def write_packed(path: Path, recipe: Recipe, pack: Packer) -> None:
             # A map of a file without room behind it kills the process when it is written to.
             os.posix_fallocate(file.fileno(), 0, num_bytes)
             content = mmap.mmap(file.fileno(), num_bytes)
+            advise_huge_pages(content)
             data = np.frombuffer(content, dtype=np.uint8)[_header_bytes(recipe) :]
             pack(data)
             content[: _header_bytes(recipe)] = _header(recipe, _digests(recipe, data))

@@ -3,6 +3,7 @@
 import fcntl
 import mmap
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from services.worker.native.recipe import make_recipe
 from services.worker.weights import open_checkpoint
 from services.worker.weights.tensors import stream_tensors
 from tests.unit.worker.native_models import write_model
-from treadle_kernels.cpu import PackedLinear, unpack_rows
+from treadle_kernels.cpu import PackedLinear, aligned_bytes, unpack_rows
 
 
 @pytest.fixture
@@ -241,3 +242,27 @@ def test_progress_rises_to_the_total(checkpoint, recipe):
     total = sum(stored.num_bytes for stored in checkpoint.stored_tensors.values())
     assert calls == sorted(calls)
     assert (calls[0], calls[-1]) == ((0, total), (total, total))
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this system has no transparent huge pages"
+)
+def test_weights_are_wished_for_in_huge_pages(tmp_path, recipe):
+    paths = (tmp_path / "model.packed",)
+    for data in (open_or_pack(paths, recipe, CountingPacker()), open_or_pack(paths, recipe, CountingPacker())):
+        assert "hg" in flags_of_map(data.ctypes.data)
+    large = aligned_bytes(3 << 20)
+    assert "hg" in flags_of_map(large.ctypes.data)
+    assert not large.any()
+    assert "hg" not in flags_of_map(aligned_bytes(3 << 10).ctypes.data)
+
+
+def flags_of_map(address: int) -> list[str]:
+    """What the system knows of the map that holds an address."""
+    is_found = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if is_map := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_found = int(is_map[1], 16) <= address < int(is_map[2], 16)
+        if is_found and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise AssertionError("no map holds the address")
