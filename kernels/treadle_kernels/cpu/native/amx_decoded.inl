@@ -156,8 +156,8 @@ struct DecodedGatedWriter {
         out[1] = of_up;
     }
     void ahead(const uint8_t* const*, int64_t, int64_t) const {}
-    GatedOutputs<DecodedNumbers> outputs(const TileSums<OfBfloat16>& sums) const {
-        return {call, {sums}, sums.tile, sums.row};
+    GatedOutputs<DecodedNumbers, uint16_t> outputs(const TileSums<OfBfloat16>& sums) const {
+        return {call, call.nearest, {sums}, sums.tile, sums.row};
     }
 };
 

@@ -146,26 +146,25 @@ class LinearOutputs {
     const int64_t row_;
 };
 
-// SwiGLU of the same column tile of two layers.
-template <class Numbers>
+inline __attribute__((always_inline)) void store_gated(F gated, float* y) { f_store(y, gated); }
+inline __attribute__((always_inline)) void store_gated(F gated, uint16_t* nearest) { store_rounded(gated, nearest); }
+
+// SwiGLU of the same column tile of two layers, as float or uint16_t.
+template <class Numbers, class Output>
 class GatedOutputs {
  public:
-    GatedOutputs(const GatedCall& call, const Numbers& numbers, int64_t tile, int64_t row)
+    GatedOutputs(const GatedCall& call, Output* out, const Numbers& numbers, int64_t tile, int64_t row)
         : numbers_(numbers),
-          stride_(call.gate->n),
-          y_(call.y + row * stride_ + tile * kColumns),
-          count_(rest(stride_, tile * kColumns)) {}
+          n_(call.gate->n),
+          out_(out + treadle::blocked_row_offset(row, n_) + tile / 2 * treadle::kBlockedRun + tile % 2 * kColumns) {}
     inline __attribute__((always_inline)) void write(int64_t i) const {
-        const F gated = f_swiglu(numbers_.of(i, 0), numbers_.of(i, 1));
-        float* y = y_ + i * stride_;
-        count_ == kColumns ? f_store(y, gated) : f_store_first(y, gated, count_);
+        store_gated(f_swiglu(numbers_.of(i, 0), numbers_.of(i, 1)), out_ + treadle::blocked_row_offset(i, n_));
     }
 
  private:
     const Numbers numbers_;
-    const int64_t stride_;
-    float* const y_;
-    const int count_;
+    const int64_t n_;
+    Output* const out_;
 };
 
 // Some rows and column tiles of one or two matrices. `Writer` says what is multiplied and what becomes of it:

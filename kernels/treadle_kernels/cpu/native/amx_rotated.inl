@@ -67,11 +67,11 @@ struct RotatedGatedWriter {
     void ahead(const uint8_t* const* codes, int64_t at, int64_t num_bytes) const {
         for (int i = 0; i < 2; ++i) prefetch_weights(codes[i] + gate.tile_bytes() + at, num_bytes);
     }
-    GatedOutputs<RotatedNumbers<2>> outputs(const TileSums<OfBytes>& sums) const {
+    GatedOutputs<RotatedNumbers<2>, float> outputs(const TileSums<OfBytes>& sums) const {
         RotatedNumbers<2> numbers(sums, *call.x);
         numbers.set_scales(0, gate.scales(sums.tile));
         numbers.set_scales(1, up.scales(sums.tile));
-        return {call, numbers, sums.tile, sums.row};
+        return {call, call.y, numbers, sums.tile, sums.row};
     }
 };
 

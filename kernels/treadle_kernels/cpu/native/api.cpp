@@ -113,7 +113,7 @@ int treadle_linear_forward(treadle_pool* pool, const treadle_linear* weights, co
             buffer.reserve(static_cast<treadle_activations>(activations), m, k);
             pool->run_ranges(m, kRowBlock, [&](int64_t begin, int64_t end, int thread) {
                 for (int64_t row = begin; row < end; ++row) {
-                    buffer.write_row(x + row * k, row, k, scratch.of<float>(thread));
+                    buffer.write_row({x + row * k}, row, k, scratch.of<float>(thread));
                 }
             });
         }

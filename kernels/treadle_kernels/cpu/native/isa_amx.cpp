@@ -65,6 +65,7 @@ const treadle::Kernels* treadle::amx_kernels() {
         if (avx512_kernels() == nullptr || !has_tiles()) return nullptr;
         kernels = *avx512_kernels();
         kernels.name = "amx";
+        kernels.round_row = round_row;  // by the instruction for it
         kernels.linear = linear_with_tiles;
         kernels.gate = gate_with_tiles;
         kernels.attend = attend_with_tiles;

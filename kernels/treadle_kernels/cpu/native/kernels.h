@@ -92,12 +92,30 @@ struct LinearCall {
     uint8_t* scratch;  // linear_scratch_bytes of this thread, 64-byte aligned
 };
 
-// Rows and tiles of two products and SwiGLU of them: y[row][column] = silu(x Gate^T) * (x Up^T).
+// Numbers of a row in runs of 32, the first at `start` and each `apart` numbers from the one before.
+struct RunsOfRow {
+    const float* start;
+    int64_t apart = kGroup;  // side by side
+
+    // From the i-th number on there are sixteen, where i is a multiple of sixteen.
+    const float* at(int64_t i) const { return start + i / kGroup * apart + i % kGroup; }
+};
+
+// The place in a matrix in blocks, [row blocks][k / 32][16][32], of a row's first number; its runs are kBlockedRun apart.
+// Vectors of neighbouring rows lie side by side, as tile products compute them.
+constexpr int64_t kBlockedRun = kRowBlock * kGroup;
+static inline int64_t blocked_row_offset(int64_t row, int64_t k) {
+    return row / kRowBlock * kRowBlock * k + row % kRowBlock * kGroup;
+}
+
+// Rows and tiles of two products and SwiGLU of them, in blocks, [row blocks][n / 32][16][32]: nearest bfloat16s as the next
+// layer takes them where activations are such, else the numbers.
 struct GatedCall {
-    const treadle_linear* gate;  // of the same shape and format as `up`, quantised; without biases
+    const treadle_linear* gate;  // of the same shape and format as `up`, quantised; without biases; n a multiple of 32
     const treadle_linear* up;
     const Activations* x;
-    float* y;  // [rows][n]
+    float* y;
+    uint16_t* nearest;
     int64_t tile_begin;
     int64_t tile_end;
     int64_t row_begin;
@@ -169,7 +187,7 @@ struct Kernels {
     // Writes the nearest bfloat16s of a row, groups kTermWords apart. Magnitudes below 2^-60 become 0, likewise.
     void (*round_row)(const float* x, int64_t k, uint16_t* out);
     // Rotates a row and writes its codes, those of the padding included; `scratch` has room for the row.
-    void (*rotate_row)(const float* x, int64_t k, float* scratch, const RotatedRow& out);
+    void (*rotate_row)(const RunsOfRow& x, int64_t k, float* scratch, const RotatedRow& out);
     void (*rms_norm_row)(const float* x, const float* weight, int64_t n, float eps, float* y);
     void (*swiglu_row)(const float* gate, const float* up, int64_t n, float* y);
     void (*rotate_head)(float* head, const float* cos, const float* sin, int64_t half);

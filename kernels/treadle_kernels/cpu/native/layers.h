@@ -19,8 +19,10 @@ class ActivationBuffer {
     treadle_activations format() const { return format_; }
     // Where row `row` of a matrix with k columns is quantised to.
     QuantizedRow quantized_row(int64_t row, int64_t k) const;
-    // Writes a row in the buffer's format; `scratch` has room for it.
-    void write_row(const float* values, int64_t row, int64_t k, float* scratch) const;
+    // Writes a row in the buffer's format; `scratch` has room for it. Runs that are apart are for rotated activations.
+    void write_row(const RunsOfRow& values, int64_t row, int64_t k, float* scratch) const;
+    // Where nearest bfloat16s are; null in other formats.
+    uint16_t* nearest() const { return format_ == TREADLE_ACTIVATIONS_BF16 ? terms_.data() : nullptr; }
     // The matrix for linear layers; `values` are its numbers, for floating formats.
     Activations view(const float* values) const;
     int64_t num_bytes() const;
@@ -62,9 +64,9 @@ void run_linear(ThreadPool& pool, const ThreadScratch& scratch, const Activation
 
 // Whether SwiGLU of two layers with so many rows is computed on their way out.
 bool can_gate(const treadle_linear& gate, const treadle_linear& up, treadle_activations activations, int64_t rows);
-// y[rows][n] = silu(x Gate^T) * (x Up^T).
+// See GatedCall for what is written, and where.
 void run_gated(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,
-               const treadle_linear& gate, const treadle_linear& up, float* y);
+               const treadle_linear& gate, const treadle_linear& up, float* y, uint16_t* nearest);
 
 int64_t kv_block_bytes(const treadle_kv& kv);
 // Memory of one key head's numbers in one layer.

@@ -45,16 +45,16 @@ QuantizedRow ActivationBuffer::quantized_row(int64_t row, int64_t k) const {
             code_sums_.data() + 2 * block + lane};
 }
 
-void ActivationBuffer::write_row(const float* values, int64_t row, int64_t k, float* scratch) const {
+void ActivationBuffer::write_row(const RunsOfRow& values, int64_t row, int64_t k, float* scratch) const {
     const Kernels& table = kernels();
     const int64_t block = row / kRowBlock, lane = row % kRowBlock;
     switch (format_) {
         case TREADLE_ACTIVATIONS_INT8:
-            return table.quantize_row(values, k, quantized_row(row, k));
+            return table.quantize_row(values.start, k, quantized_row(row, k));
         case TREADLE_ACTIVATIONS_SPLIT:
-            return table.split_row(values, k, terms_.data() + block * term_block_words(k) + lane * kGroup);
+            return table.split_row(values.start, k, terms_.data() + block * term_block_words(k) + lane * kGroup);
         case TREADLE_ACTIVATIONS_BF16:
-            return table.round_row(values, k, terms_.data() + block * kRowBlock * k + lane * kGroup);
+            return table.round_row(values.start, k, terms_.data() + block * kRowBlock * k + lane * kGroup);
         case TREADLE_ACTIVATIONS_ROTATED:
             int8_t* codes = codes_.data() + rotated_row_offset(row, k);
             return table.rotate_row(values, k, scratch, {codes, scales_.data() + row, code_sums_.data() + row});
@@ -214,7 +214,7 @@ bool can_gate(const treadle_linear& gate, const treadle_linear& up, treadle_acti
 }
 
 void run_gated(ThreadPool& pool, const ThreadScratch& scratch, const Activations& x, int64_t rows,
-               const treadle_linear& gate, const treadle_linear& up, float* y) {
+               const treadle_linear& gate, const treadle_linear& up, float* y, uint16_t* nearest) {
     if (rows == 0) return;
     Chunks chunks(pool.num_threads(), rows);
     chunks.add(num_tiles(gate.n), 2 * tile_bytes(gate));
@@ -225,6 +225,7 @@ void run_gated(ThreadPool& pool, const ThreadScratch& scratch, const Activations
         call.up = &up;
         call.x = &x;
         call.y = y;
+        call.nearest = nearest;
         call.tile_begin = chunk.tile_begin;
         call.tile_end = chunk.tile_end;
         call.row_begin = chunk.row_begin;

@@ -44,13 +44,14 @@ Model::Model(const treadle_model_desc& desc, ThreadPool& pool)
     normed_.reset(rows * desc.hidden_size);
     qkv_.reset(copies * tokens * qkv_width_);
     attended_.reset(tokens * query_width_);
-    gated_.reset(copies * tokens * desc.intermediate_size);
+    gated_.reset((copies * tokens + kRowBlock - 1) / kRowBlock * kRowBlock * desc.intermediate_size);
     up_.reset(copies * tokens * desc.intermediate_size);
     selected_.reset(int64_t{desc.max_num_sampled} * desc.hidden_size);
     logits_.reset(copies * int64_t{desc.max_num_sampled} * desc.vocab_size);
     if (is_doubled()) residuals_.reset(pool.num_threads() * widest_);
     const auto format = static_cast<treadle_activations>(desc.activations);
     activations_.reserve(format, copies * rows, widest_);
+    if (format == TREADLE_ACTIVATIONS_BF16) gated_activations_.reserve(format, tokens, desc.intermediate_size);
     scratch_.reserve(pool.num_threads(), linear_scratch_bytes(widest_));
     normed_rows_.reserve(pool.num_threads(), kRowBlock * desc.hidden_size * int64_t{sizeof(float)});
     attention_.reserve(pool.num_threads(), desc.num_heads, desc.num_kv_heads, desc.head_dim);
@@ -59,7 +60,8 @@ Model::Model(const treadle_model_desc& desc, ThreadPool& pool)
 }
 
 uint64_t Model::scratch_bytes() const {
-    int64_t total = activations_.num_bytes() + scratch_.num_bytes() + attention_.num_bytes() + normed_rows_.num_bytes();
+    int64_t total = activations_.num_bytes() + gated_activations_.num_bytes() + scratch_.num_bytes() +
+                    attention_.num_bytes() + normed_rows_.num_bytes();
     for (const Buffer<float>* buffer :
          {&hidden_, &normed_, &qkv_, &attended_, &gated_, &up_, &selected_, &logits_, &weights_, &residuals_}) {
         total += buffer->num_bytes();
@@ -133,7 +135,7 @@ void Model::prepare(const float* source, int64_t rows, int64_t k, const float* n
 }
 
 void Model::quantize_row(const float* values, int64_t row, int64_t rows, int64_t k, int thread) {
-    activations_.write_row(values, row, k, scratch_.of<float>(thread));
+    activations_.write_row({values}, row, k, scratch_.of<float>(thread));
     if (!is_doubled()) return;
     const QuantizedRow codes = activations_.quantized_row(row, k);
     float* residual = residuals_.data() + thread * widest_;
@@ -144,12 +146,13 @@ void Model::quantize_row(const float* values, int64_t row, int64_t rows, int64_t
             residual[kGroup * g + i] = values[kGroup * g + i] - scale * static_cast<float>(group[i]);
         }
     }
-    activations_.write_row(residual, rows + row, k, nullptr);
+    activations_.write_row({residual}, rows + row, k, nullptr);
 }
 
-void Model::multiply(const float* values, int64_t rows, const LinearJob* jobs, int num_jobs) {
+void Model::multiply(const ActivationBuffer& activations, const float* values, int64_t rows, const LinearJob* jobs,
+                     int num_jobs) {
     if (observed_ != nullptr) observed_ = write_squares(values, rows, jobs->weights->k, observed_);
-    const Activations x = activations_.view(values);
+    const Activations x = activations.view(values);
     if (!is_doubled()) return run_linear(pool_, scratch_, x, rows, jobs, num_jobs);
     // A product is linear in its activations: codes and residual codes are rows like others, and their results are added,
     // with the bias once. Floating formats take the numbers themselves, in one term.
@@ -197,7 +200,7 @@ void Model::run_layer(const treadle_kv& kv, int64_t index, int64_t num_tokens) {
     const LinearJob projections[] = {{&layer.query, qkv, qkv_width_, false},
                                      {&layer.key, qkv + query_width_, qkv_width_, false},
                                      {&layer.value, qkv + query_width_ + kv_width, qkv_width_, false}};
-    multiply(normed_.data(), num_tokens, projections, 3);
+    multiply(activations_, normed_.data(), num_tokens, projections, 3);
     lap(kQkv);
     rotate_and_store(kv, index, num_tokens);
     lap(kRotate);
@@ -205,7 +208,7 @@ void Model::run_layer(const treadle_kv& kv, int64_t index, int64_t num_tokens) {
     lap(kAttention);
     prepare(attended_.data(), num_tokens, query_width_, nullptr, needs_of({&layer.output}));
     const LinearJob output{&layer.output, hidden, hidden_size, true};
-    multiply(attended_.data(), num_tokens, &output, 1);
+    multiply(activations_, attended_.data(), num_tokens, &output, 1);
     lap(kOutput);
     run_mlp(layer, num_tokens);
 }
@@ -239,24 +242,33 @@ void Model::run_mlp(const treadle_layer& layer, int64_t num_tokens) {
     lap(kNorm);
     const LinearJob down{&layer.down, hidden, hidden_size, true};
     float *gated = gated_.data(), *up = up_.data();
-    const bool is_gated = observed_ == nullptr && can_gate(layer.gate, layer.up, activations_.format(), num_tokens);
+    const bool is_gated = observed_ == nullptr && takes_codes(layer.down) &&
+                          can_gate(layer.gate, layer.up, activations_.format(), num_tokens);
     if (is_gated) {
-        run_gated(pool_, scratch_, activations_.view(nullptr), num_tokens, layer.gate, layer.up, gated);
+        run_gated(pool_, scratch_, activations_.view(nullptr), num_tokens, layer.gate, layer.up, gated,
+                  gated_activations_.nearest());
     } else {
         const LinearJob jobs[] = {{&layer.gate, gated, width, false}, {&layer.up, up, width, false}};
-        multiply(normed_.data(), num_tokens, jobs, 2);
+        multiply(activations_, normed_.data(), num_tokens, jobs, 2);
     }
     lap(kGateUp);
+    // As they left the products, they are what is multiplied next.
+    const bool are_ready = is_gated && gated_activations_.nearest() != nullptr;
     const Kernels& table = kernels();
-    pool_.run_rows(num_tokens, kRowsPerChunk, [&](int64_t begin, int64_t end, int thread) {
+    pool_.run_rows(are_ready ? 0 : num_tokens, kRowsPerChunk, [&](int64_t begin, int64_t end, int thread) {
         for (int64_t token = begin; token < end; ++token) {
+            if (is_gated) {
+                const RunsOfRow runs{gated + blocked_row_offset(token, width), kBlockedRun};
+                activations_.write_row(runs, token, width, scratch_.of<float>(thread));
+                continue;
+            }
             float* row = gated + token * width;
-            if (!is_gated) table.swiglu_row(row, up + token * width, width, row);
+            table.swiglu_row(row, up + token * width, width, row);
             if (takes_codes(layer.down)) quantize_row(row, token, num_tokens, width, thread);
         }
     });
     lap(kNorm);
-    multiply(gated_.data(), num_tokens, &down, 1);
+    multiply(are_ready ? gated_activations_ : activations_, gated_.data(), num_tokens, &down, 1);
     lap(kDown);
 }
 
@@ -270,7 +282,7 @@ void Model::run_head(const treadle_sampling* sampling, int32_t num_sampled, int3
     prepare(selected_.data(), num_sampled, hidden_size, desc_.final_norm, needs_of({&desc_.head}));
     float* scores = logits_.data();
     const LinearJob head{&desc_.head, scores, desc_.vocab_size, false};
-    multiply(normed_.data(), num_sampled, &head, 1);
+    multiply(activations_, normed_.data(), num_sampled, &head, 1);
     if (logits != nullptr) std::memcpy(logits, scores, num_sampled * int64_t{desc_.vocab_size} * sizeof(float));
     lap(kHead);
     sample_rows(pool_, weights_, scores, num_sampled, desc_.vocab_size, sampling, sampled);

@@ -64,7 +64,8 @@ class Model {
     // Writes one of `rows` rows as linear layers take it; the codes of what int8 codes miss are row `rows + row`.
     void quantize_row(const float* values, int64_t row, int64_t rows, int64_t k, int thread);
     // Computes products of prepared activations. Rows beyond `rows` of each y are overwritten where there are two terms.
-    void multiply(const float* values, int64_t rows, const LinearJob* jobs, int num_jobs);
+    void multiply(const ActivationBuffer& activations, const float* values, int64_t rows, const LinearJob* jobs,
+                  int num_jobs);
     // Adds the time since the last call to a phase.
     void lap(Phase phase);
 
@@ -86,6 +87,7 @@ class Model {
     Buffer<float> weights_;
     Buffer<float> residuals_;  // one row a thread
     ActivationBuffer activations_;
+    ActivationBuffer gated_activations_;  // where SwiGLU leaves them ready; else it has no memory
     ThreadScratch scratch_;
     ThreadScratch normed_rows_;  // of a chunk
     AttentionPlan attention_;

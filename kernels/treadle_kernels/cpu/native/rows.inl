@@ -9,6 +9,7 @@ namespace {
 using treadle::kRowBlock;
 using treadle::kTileInputs;
 using treadle::QuantizedRow;
+using treadle::RunsOfRow;
 
 inline int rest(int64_t n, int64_t i) { return static_cast<int>(n - i < 16 ? n - i : 16); }
 
@@ -101,10 +102,13 @@ void split_row(const float* x, int64_t k, uint16_t* out) {
     }
 }
 
+// The nearest bfloat16s of sixteen numbers, half a group.
+inline void store_rounded(F x, uint16_t* out) { store_nearest_terms(f_zero_if_tiny(x, 0x1p-60f), out); }
+
 void round_row(const float* x, int64_t k, uint16_t* out) {
     for (int64_t g = 0; g < k / 32; ++g, out += treadle::kTermWords) {
-        store_terms(f_round_bf16(f_zero_if_tiny(f_load(x + 32 * g), 0x1p-60f)), out);
-        store_terms(f_round_bf16(f_zero_if_tiny(f_load(x + 32 * g + 16), 0x1p-60f)), out + 16);
+        store_rounded(f_load(x + 32 * g), out);
+        store_rounded(f_load(x + 32 * g + 16), out + 16);
     }
 }
 
@@ -114,14 +118,14 @@ inline F f_rotate_lanes(F x) { return f_butterfly<8>(f_butterfly<4>(f_butterfly<
 // Some passes of a rotation in one: kVectors vectors, `apart` numbers from each to the next, meet in registers, after
 // the lanes of each where those are still to be rotated. Returns the largest magnitudes, if asked for.
 template <int kVectors, bool kHasLanes>
-F rotate_vectors(const float* x, float* out, int64_t k, int64_t apart, bool is_last) {
+F rotate_vectors(const RunsOfRow& x, float* out, int64_t k, int64_t apart, bool is_last) {
     F most = f_set(0.0f);
     for (int64_t begin = 0; begin < k; begin += kVectors * apart) {
         for (int64_t at = begin; at < begin + apart; at += 16) {
             F vectors[kVectors];
 #pragma GCC unroll 8
             for (int i = 0; i < kVectors; ++i) {
-                vectors[i] = f_load(x + at + i * apart);
+                vectors[i] = f_load(x.at(at + i * apart));
                 if (kHasLanes) vectors[i] = f_rotate_lanes(vectors[i]);
             }
 #pragma GCC unroll 3
@@ -145,21 +149,21 @@ F rotate_vectors(const float* x, float* out, int64_t k, int64_t apart, bool is_l
 }
 
 // Rotates a row of a multiple of 32 numbers; returns the largest magnitudes.
-inline F rotate_all(const float* x, int64_t k, float* out) {
+inline F rotate_all(const RunsOfRow& x, int64_t k, float* out) {
     const int64_t length = treadle::rotation_length(k);
     if (length == 32) return rotate_vectors<2, true>(x, out, k, 16, true);
     F most = rotate_vectors<4, true>(x, out, k, 16, length == 64);
     for (int64_t apart = 64; apart < length;) {
         const int64_t left = length / apart;
-        if (left >= 8) most = rotate_vectors<8, false>(out, out, k, apart, left == 8);
-        if (left == 4) most = rotate_vectors<4, false>(out, out, k, apart, true);
-        if (left == 2) most = rotate_vectors<2, false>(out, out, k, apart, true);
+        if (left >= 8) most = rotate_vectors<8, false>({out}, out, k, apart, left == 8);
+        if (left == 4) most = rotate_vectors<4, false>({out}, out, k, apart, true);
+        if (left == 2) most = rotate_vectors<2, false>({out}, out, k, apart, true);
         apart *= left >= 8 ? 8 : left;
     }
     return most;
 }
 
-void rotate_row(const float* x, int64_t k, float* scratch, const treadle::RotatedRow& out) {
+void rotate_row(const RunsOfRow& x, int64_t k, float* scratch, const treadle::RotatedRow& out) {
     const F most = rotate_all(x, k, scratch);
     const CodeScale of_row(max_magnitude_bits(most, most));
     *out.scale = of_row.scale;

@@ -143,6 +143,7 @@ inline void store_terms(F x, uint16_t* p) {
     const __m256i swapped = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), swapped);
 }
+inline void store_nearest_terms(F x, uint16_t* p) { store_terms(f_round_bf16(x), p); }
 inline void store_terms_twice(F x, uint16_t* p) {
     const auto twice = [](__m256 lanes) {
         const __m256i high = _mm256_castps_si256(lanes);

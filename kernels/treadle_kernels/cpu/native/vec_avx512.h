@@ -101,6 +101,18 @@ inline void store_terms(F x, uint16_t* p) {
     const __m256i swapped = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), swapped);
 }
+// The nearest bfloat16s, as f_round_bf16 has them; denormals become 0.
+inline void store_nearest_terms(F x, uint16_t* p) {
+#if defined(__AVX512BF16__)
+    const __m256bh nearest = _mm512_cvtneps_pbh(x);
+    __m256i words;
+    __builtin_memcpy(&words, &nearest, sizeof words);
+    const __m256i swapped = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), swapped);
+#else
+    store_terms(f_round_bf16(x), p);
+#endif
+}
 inline void store_terms_twice(F x, uint16_t* p) {
     const I high = _mm512_castps_si512(x);
     _mm512_storeu_si512(p, _mm512_or_si512(high, _mm512_srli_epi32(high, 16)));

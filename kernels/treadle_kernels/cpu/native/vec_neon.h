@@ -173,6 +173,7 @@ inline void store_terms(F x, uint16_t* p) {
         vst1_u16(p + 4 * i, high_halves(swapped));
     }
 }
+inline void store_nearest_terms(F x, uint16_t* p) { store_terms(f_round_bf16(x), p); }
 inline void store_terms_twice(F x, uint16_t* p) {
     for (int i = 0; i < 4; ++i) {
         const uint32x4_t high = bits_of(x.quarter[i]);

@@ -157,6 +157,8 @@ inline void store_terms(F x, uint16_t* p) {
         p[i] = static_cast<uint16_t>(treadle::bits_from_f32(x.lane[from]) >> 16);
     }
 }
+// The same of the nearest bfloat16s.
+inline void store_nearest_terms(F x, uint16_t* p) { store_terms(f_round_bf16(x), p); }
 // Stores each such lane twice.
 inline void store_terms_twice(F x, uint16_t* p) {
     for (int i = 0; i < 32; ++i) p[i] = static_cast<uint16_t>(treadle::bits_from_f32(x.lane[i / 2]) >> 16);
