@@ -91,7 +91,7 @@ class AnswerHead:
         id: ``chatcmpl-`` or ``cmpl-`` and the request's id.
         created_unix_s: When the request was accepted.
         model: Served name.
-        system_fingerprint: Build and weights.
+        system_fingerprint: Build, weights, and how they are computed.
         seed: Of the first choice.
     """
 

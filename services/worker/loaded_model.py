@@ -13,7 +13,8 @@ class LoadedModel:
     Attributes:
         runner: Ready to execute steps.
         name: Name under which the model is served.
-        weight_version: Digest of its weights, and of what was done to them.
+        weight_version: Digest of its weights, and names of what was done to them and how they are computed: what gives
+            other tokens is another version to prefix caches and replays.
         num_blocks: Blocks of the KV cache, the null block included.
         max_model_len: Longest prompt and output together.
         dtype: Number format of most weights, for people.

@@ -62,7 +62,7 @@ def load_torch(
     return LoadedModel(
         runner=runner,
         name=config.model_name or checkpoint.name,
-        weight_version=checkpoint.weight_version,
+        weight_version=f"{checkpoint.weight_version}-torch_{config.dtype}",
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         dtype=config.dtype,

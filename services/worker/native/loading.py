@@ -66,7 +66,7 @@ def load_native(
     return LoadedModel(
         runner=runner,
         name=config.model_name or checkpoint.name,
-        weight_version=_weight_version(checkpoint, recipe),
+        weight_version=_weight_version(config, checkpoint, recipe),
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         dtype=_commonest_format(recipe),
@@ -182,9 +182,16 @@ def _memory_plan(recipe: Recipe, kv_shape: KvShape, calibration_bytes: int) -> M
     )
 
 
-def _weight_version(checkpoint: Checkpoint, recipe: Recipe) -> str:
-    """Name the weights as they run: quantised at load, they give other tokens than the files' own."""
-    return checkpoint.weight_version if recipe.variant == "stored" else f"{checkpoint.weight_version}-{recipe.variant}"
+def _weight_version(config: WorkerConfig, checkpoint: Checkpoint, recipe: Recipe) -> str:
+    """Name the weights as they run: converted or computed otherwise, they give other tokens than the files' own."""
+    names = [] if recipe.variant == "stored" else [recipe.variant]
+    arithmetic, kv_dtype = arithmetic_of(config.activations, config.activation_bits).name, _kv_dtype_name(config)
+    is_reference = config.dtype == kv_dtype == "float32"  # has no other arithmetic
+    if not is_reference and arithmetic not in names:
+        names.append(arithmetic)
+    if kv_dtype != config.dtype:
+        names.append(f"kv_{kv_dtype}")
+    return "-".join([checkpoint.weight_version, *names])
 
 
 def _commonest_format(recipe: Recipe) -> str:

@@ -41,6 +41,12 @@ class Arithmetic:
     activations: ActivationFormat
     num_terms: int
 
+    @property
+    def name(self) -> str:
+        """What tells it apart, as in ``bf16`` or ``int8x2``."""
+        name = self.activations.name.lower()
+        return name if self.activations.most_terms == 1 else f"{name}x{self.num_terms}"
+
 
 EXACT_ARITHMETIC = Arithmetic(ActivationFormat.SPLIT, 2)
 """What leaves the answers of the float32 reference, on every machine the same."""

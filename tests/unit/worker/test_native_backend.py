@@ -136,16 +136,47 @@ def test_kv_cache_has_the_format_that_is_asked_for(tmp_path, dtype, kv_dtype, by
 def test_loaded_model_tells_how_its_weights_run(tmp_path):
     quantised, plain = write_model(tmp_path / "a", type_name="Q8_0"), write_model(tmp_path / "b")
     version = open_checkpoint(plain).weight_version
+    int8 = {"activations": "int8"}
     facts = [
-        load(quantised),
-        load(plain),
+        load(quantised, **int8),
+        load(plain, **int8),
         load(plain, dtype="float32"),
-        load(plain, quantization="int8"),
-        load(plain, quantization="int4"),
+        load(plain, quantization="int8", **int8),
+        load(plain, quantization="int4", **int8),
     ]
     assert [loaded.dtype for loaded in facts] == ["q8_0", "f32", "f32", "q8_0", "q4_1"]
     # Converted weights give other tokens, so they are other weights to prefix caches and replays.
-    assert [loaded.weight_version.removeprefix(version) for loaded in facts[1:]] == ["", "-float32", "-int8", "-int4"]
+    versions = [loaded.weight_version.removeprefix(version) for loaded in facts[1:]]
+    assert versions == ["-int8x2", "-float32", "-int8-int8x2", "-int4-int8x2"]
+
+
+def test_weights_that_are_computed_in_another_way_are_another_version(tmp_path):
+    """They give other tokens, and a replay that computed otherwise would differ from its log without a reason."""
+    path = write_model(tmp_path, type_name="Q8_0")
+    settings = [
+        {"activations": "int8"},
+        {"activations": "int8", "activation_bits": 8},
+        {"activations": "int8", "kv_dtype": "int8"},
+        {"activations": "int8", "kv_dtype": "float32"},
+        {"activations": "bfloat16"},
+        {"activations": "bfloat16", "activation_bits": 32},
+        {"activations": "rotated", "activation_bits": 8},
+        {"backend": "torch"},
+        {"backend": "torch", "dtype": "float32"},
+    ]
+    versions = [load(path, **setting).weight_version for setting in settings]
+    digest = open_checkpoint(path).weight_version
+    assert [version.removeprefix(digest) for version in versions] == [
+        "-int8x2",
+        "-int8x1",
+        "-int8x2-kv_int8",
+        "-int8x2-kv_float32",
+        "-bf16",
+        "-splitx2",
+        "-rotated",
+        "-torch_bfloat16",
+        "-torch_float32",
+    ]
 
 
 def test_worker_tells_how_many_tokens_it_guesses_and_none_by_default(tmp_path):
