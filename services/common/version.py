@@ -1,4 +1,4 @@
-"""The version of this build, from the installed distribution."""
+"""The version of this build, from the installed distribution, and versions of weights in few letters."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -11,3 +11,9 @@ def treadle_version() -> str:
         return version(DISTRIBUTION)
     except PackageNotFoundError:
         return "0+unknown"
+
+
+def short_weight_version(weight_version: str) -> str:
+    """Shorten the digest of the files, and keep what was made of them at load. For people; compare the whole. Pure."""
+    digest, dash, variant = weight_version.partition("-")
+    return f"{digest[:8]}{dash}{variant}"

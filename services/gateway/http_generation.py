@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.common.errors import EngineError, ErrorReason
+from services.common.version import short_weight_version
 from services.gateway.generation import PreparedRequest, TextDelta, TextEnd
 from services.gateway.http_errors import error_body
 from services.gateway.http_exchange import ClientGoneError, ExchangeIds, HttpSettings, until_gone
@@ -104,7 +105,7 @@ class OpenAiGeneration:
             id=ID_PREFIXES[surface] + request_id,
             created_unix_s=self._generator.now_unix_s(),
             model=validated.model.name,
-            system_fingerprint=f"treadle-{self._version}-{_short(validated.model.weight_version)}",
+            system_fingerprint=f"treadle-{self._version}-{short_weight_version(validated.model.weight_version)}",
             seed=prepared[0].seed,
         )
 
@@ -224,9 +225,3 @@ def _refuse_idempotency_key(headers: Mapping[str, str]) -> None:
     """
     if "idempotency-key" in headers:
         raise unsupported("Idempotency-Key", "is not served yet; leave the header out")
-
-
-def _short(weight_version: str) -> str:
-    """Shorten the digest of the files, and keep what was made of them at load."""
-    digest, dash, variant = weight_version.partition("-")
-    return f"{digest[:8]}{dash}{variant}"

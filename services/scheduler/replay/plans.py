@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from services.common.errors import EngineError, ErrorReason
+from services.common.version import short_weight_version
 from services.scheduler.plan_log.streams import StreamSummary, list_streams
 from services.scheduler.plan_log.worker_replay import ReplayOutcome, replay_stream, require_replayable
 
@@ -16,7 +17,7 @@ def check_log(directory: Path) -> str:
     """
     chosen = _choose_streams(list_streams(directory))
     num_steps = sum(stream.num_steps for stream in chosen)
-    return f"the log is intact; running {num_steps} steps of {_kind(chosen[-1])} again"
+    return f"the log is intact; running {num_steps} steps of {_describe_kind(chosen[-1])} again"
 
 
 async def replay_on_worker(directory: Path, address: str, say: Callable[[str], None]) -> bool:
@@ -85,12 +86,17 @@ def _why_left_out(stream: StreamSummary, newest: StreamSummary) -> str:
         require_replayable(stream)
     except EngineError as error:
         return error.message.removeprefix(f"{stream.title}: ")
-    return f"since it ran {_kind(stream)}, the newest {_kind(newest)}"
+    return f"since it ran {_describe_kind(stream)}, the newest {_describe_kind(newest)}"
 
 
-def _kind(stream: StreamSummary) -> str:
+def _kind(stream: StreamSummary) -> tuple[str, str, str]:
     capabilities = stream.capabilities
-    return f"{capabilities.model} {capabilities.weight_version[:12]} {capabilities.dtype}"
+    return capabilities.model, capabilities.weight_version, capabilities.dtype
+
+
+def _describe_kind(stream: StreamSummary) -> str:
+    model, weight_version, dtype = _kind(stream)
+    return f"{model} {short_weight_version(weight_version)} {dtype}"
 
 
 def _token(token_id: int | None) -> str:
