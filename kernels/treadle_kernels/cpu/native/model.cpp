@@ -252,10 +252,10 @@ void Model::run_mlp(const treadle_layer& layer, int64_t num_tokens) {
         multiply(activations_, normed_.data(), num_tokens, jobs, 2);
     }
     lap(kGateUp);
-    // As they left the products, they are what is multiplied next.
+    // As they left the products, they may be what is multiplied next.
     const bool are_ready = is_gated && gated_activations_.nearest() != nullptr;
     const Kernels& table = kernels();
-    pool_.run_rows(are_ready ? 0 : num_tokens, kRowsPerChunk, [&](int64_t begin, int64_t end, int thread) {
+    const auto prepare_rows = [&](int64_t begin, int64_t end, int thread) {
         for (int64_t token = begin; token < end; ++token) {
             if (is_gated) {
                 const RunsOfRow runs{gated + blocked_row_offset(token, width), kBlockedRun};
@@ -266,7 +266,8 @@ void Model::run_mlp(const treadle_layer& layer, int64_t num_tokens) {
             table.swiglu_row(row, up + token * width, width, row);
             if (takes_codes(layer.down)) quantize_row(row, token, num_tokens, width, thread);
         }
-    });
+    };
+    if (!are_ready) pool_.run_rows(num_tokens, kRowsPerChunk, prepare_rows);
     lap(kNorm);
     multiply(are_ready ? gated_activations_ : activations_, gated_.data(), num_tokens, &down, 1);
     lap(kDown);
