@@ -75,19 +75,21 @@ inline F f_round_bf16(F x) {
     const I kept = _mm512_mask_or_epi32(nearest, is_nan, bits, _mm512_set1_epi32(0x400000));
     return _mm512_castsi512_ps(_mm512_and_si512(kept, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
 }
-inline F f_store_bf16(F x, uint16_t* p) {
+// The upper halves of f_round_bf16; by the instruction for it, denormals become 0.
+inline __m256i nearest_words(F x) {
 #if defined(__AVX512BF16__)
     const __m256bh nearest = _mm512_cvtneps_pbh(x);
     __m256i words;
     __builtin_memcpy(&words, &nearest, sizeof words);
+    return words;
+#else
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(f_round_bf16(x)), 16));
+#endif
+}
+inline F f_store_bf16(F x, uint16_t* p) {
+    const __m256i words = nearest_words(x);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
-#else
-    const F nearest = f_round_bf16(x);
-    const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(nearest), 16));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
-    return nearest;
-#endif
 }
 inline void f_store_bf16_half_pairs(F x, int half, uint16_t* p) {
     const I bits = _mm512_castps_si512(x);
@@ -96,23 +98,15 @@ inline void f_store_bf16_half_pairs(F x, int half, uint16_t* p) {
 inline F f_truncate_bf16(F x) {
     return _mm512_and_ps(x, _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
 }
+// The middle two of each four words change places: see term_input().
+inline void store_term_words(__m256i words, uint16_t* p) {
+    const __m256i swapped = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), swapped);
+}
 inline void store_terms(F x, uint16_t* p) {
-    const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x), 16));
-    const __m256i swapped = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), swapped);
+    store_term_words(_mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x), 16)), p);
 }
-// The nearest bfloat16s, as f_round_bf16 has them; denormals become 0.
-inline void store_nearest_terms(F x, uint16_t* p) {
-#if defined(__AVX512BF16__)
-    const __m256bh nearest = _mm512_cvtneps_pbh(x);
-    __m256i words;
-    __builtin_memcpy(&words, &nearest, sizeof words);
-    const __m256i swapped = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), swapped);
-#else
-    store_terms(f_round_bf16(x), p);
-#endif
-}
+inline void store_nearest_terms(F x, uint16_t* p) { store_term_words(nearest_words(x), p); }
 inline void store_terms_twice(F x, uint16_t* p) {
     const I high = _mm512_castps_si512(x);
     _mm512_storeu_si512(p, _mm512_or_si512(high, _mm512_srli_epi32(high, 16)));
