@@ -105,7 +105,7 @@ def build(options: argparse.Namespace) -> Setup:
     def linear(n: int, k: int, weight_format: WeightFormat) -> PackedLinear:
         nonlocal taken
         out = memory[taken : taken + cpu.packed_bytes(weight_format, n, k)]
-        taken += -(-out.nbytes // 64) * 64
+        taken += out.nbytes
         return cpu.pack_linear(weight_format, random_raw(rng, weight_format, n, k), n, k, out=out)
 
     of_layers = WeightFormat.ROTATED if is_rotated else WeightFormat[options.format]

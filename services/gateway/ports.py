@@ -139,7 +139,7 @@ class ServedModel:
         name: What clients write in ``model``.
         max_model_len: Prompt plus output, in tokens.
         created_unix_s: When serving began.
-        weight_version: Identity of the weights; hexadecimal.
+        weight_version: Identity of the weights, and of how they are computed.
     """
 
     name: str

@@ -142,7 +142,7 @@ def unpermute_head_rows(rows: npt.NDArray[np.generic], num_heads: int) -> npt.ND
 
 def aligned_bytes(num_bytes: int) -> Bytes:
     """Allocate zeroed bytes that start at a multiple of `ALIGNMENT`, in huge pages where they are many."""
-    if num_bytes >= _HUGE_PAGE // 2 and hasattr(mmap, "MADV_HUGEPAGE"):
+    if num_bytes >= _HUGE_PAGE // 2:
         memory = mmap.mmap(-1, -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         advise_huge_pages(memory)
         return np.frombuffer(memory, dtype=np.uint8)[:num_bytes]
