@@ -1,25 +1,31 @@
 """Memory of blocks that nobody has used yet, handed out by the system before a step needs it.
 
-A page that is written for the first time is cleared by the system, and by its host where the machine is virtual: for a
-prompt of 128 tokens of the default model that took 3 ms of 23. The manager hands out blocks that were never used in
-the order of their numbers, so what is needed next is what follows the highest one.
+A page that is written for the first time is cleared by the system, and by its host where the machine is virtual: 3 ms
+for the keys and values of 1,024 tokens of the default model, or 60 where the host has to find the memory. The manager
+hands out blocks that were never used in the order of their numbers, so what is needed next follows the highest one.
 
-Owns: how far memory has been touched; a thread of the process goes on with it while steps run. Guarantees: a bounded
-lead, so that a worker grows with what its requests use; contents are never changed. Used by one thread. Where the
-system cannot do it (Linux before 5.14), nothing is touched.
+Owns: how far memory has been touched, and the thread that goes on with it: a short way ahead of what is used at any
+time, and a long way while no step runs, since it takes a core from steps. Guarantees: a bounded lead, so that a worker
+grows with what its requests use; contents are never changed. Used by one thread. Where the system cannot do it (Linux
+before 5.14), nothing is touched.
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from services.worker.plan import BatchPlan
 from treadle_kernels.cpu import KvCache
 
 _LEAD_BYTES = 32 << 20
-_PIECE_BYTES = 4 << 20
-"""Touched in one go: what a prompt of 128 tokens of a small model takes."""
-
-_TOUCHING = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fresh-blocks")
-"""Kept, since a thread that was begun when blocks ran short kept a prompt's first token waiting."""
+"""Kept while steps run."""
+_IDLE_LEAD_BYTES = 512 << 20
+"""Reached while none runs: what 80 requests of 256 tokens of the default model take."""
+_PIECE_BYTES = 2 << 20
+"""Touched in one go: one huge page."""
+_IDLE_S = 0.05
+"""For so long no step must have begun or ended."""
 
 
 class FreshBlocks:
@@ -33,35 +39,89 @@ class FreshBlocks:
         block_bytes = cache.shape.bytes_per_block()
         self._cache = cache
         self._lead = max(1, _LEAD_BYTES // block_bytes)
+        self._idle_lead = max(1, _IDLE_LEAD_BYTES // block_bytes)
         self._piece = max(1, _PIECE_BYTES // block_bytes)
-        self._end = min(self._lead, cache.num_blocks)  # of those that are touched, or are being touched
+        self._num_used = 0
+        self._num_touched = 0
         self._is_possible = True
-        self._touched: Future[None] | None = None
-        self._touch(0, self._end)
+        self._num_changes = 0  # steps begun and steps ended: odd while one runs
+        self._num_changes_seen = -1  # by the thread, when it looked last
+        while self._touch_until(self._lead):
+            pass
+        self._is_waiting_for_use = False  # the thread: all is touched for what is used
+        self._wake = threading.Event()
+        self._wake.set()
+        weakref.finalize(self, self._wake.set).atexit = False
+        arguments = (weakref.ref(self), self._wake)
+        threading.Thread(target=_keep_ahead, args=arguments, name="fresh-blocks", daemon=True).start()
 
     @property
     def num_touched(self) -> int:
-        """Blocks that are touched or being touched: the first so many."""
-        return self._end
+        """Blocks that are touched: the first so many."""
+        return self._num_touched
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Leave the cores to what runs inside."""
+        self._num_changes += 1
+        try:
+            yield
+        finally:
+            self._num_changes += 1
 
     def note_used(self, plan: BatchPlan) -> None:
         """Take note of the blocks that a plan gives out, and keep the lead over them."""
-        if self._end == self._cache.num_blocks or not self._is_possible:
-            return
-        if self._touched is not None and not self._touched.done():
-            return
         used = [max(request.block_ids) for request in plan.new_requests if request.block_ids]
         used += [max(row.new_block_ids) for row in plan.rows if row.new_block_ids]
-        wanted = min(max(used, default=0) + 1 + self._lead, self._cache.num_blocks)
-        if wanted - self._end >= self._piece or self._end < wanted == self._cache.num_blocks:
-            begin, self._end = self._end, wanted
-            self._touched = _TOUCHING.submit(self._touch, begin, wanted)
+        num_used = max(used, default=-1) + 1
+        if num_used > self._num_used:
+            self._num_used = num_used
+            lead = self._idle_lead if self._is_waiting_for_use else self._lead
+            if self._lacks(num_used + lead - self._piece + 1):
+                self._wake.set()
 
-    def wait(self) -> None:
-        """Wait until all that was asked for is touched."""
-        if self._touched is not None:
-            self._touched.result()
+    def touch_ahead(self) -> float | None:
+        """Touch a piece if it is time to, on the thread that does nothing else.
 
-    def _touch(self, begin: int, end: int) -> None:
-        for first in range(begin, end, self._piece):
-            self._is_possible = self._is_possible and self._cache.touch(first, min(first + self._piece, end))
+        Returns:
+            Seconds until it may be time again; None: not before more blocks are used.
+        """
+        if self._touch_until(self._num_used + self._lead):
+            return 0.0
+        self._is_waiting_for_use = not self._lacks(self._num_used + self._idle_lead)
+        if self._is_waiting_for_use:
+            return None
+        changes, seen = self._num_changes, self._num_changes_seen
+        self._num_changes_seen = changes
+        if changes != seen or changes % 2:
+            return _IDLE_S
+        self._touch_until(self._num_used + self._idle_lead)
+        return 0.0
+
+    def _lacks(self, wanted: int) -> bool:
+        return self._is_possible and self._num_touched < min(wanted, self._cache.num_blocks)
+
+    def _touch_until(self, wanted: int) -> bool:
+        """Touch the next piece if it lies before a block; False: none does."""
+        if not self._lacks(wanted):
+            return False
+        end = min(self._num_touched + self._piece, wanted, self._cache.num_blocks)
+        self._is_possible = self._cache.touch(self._num_touched, end)
+        self._num_touched = end
+        return True
+
+
+def _keep_ahead(reference: weakref.ref[FreshBlocks], wake: threading.Event) -> None:
+    """Touch memory as long as the blocks exist.
+
+    The thread is kept, since one that was begun when blocks ran short kept a prompt's first token waiting.
+    """
+    pause: float | None = None
+    while True:
+        wake.wait(pause)
+        wake.clear()
+        blocks = reference()
+        if blocks is None:
+            return
+        pause = blocks.touch_ahead()
+        del blocks

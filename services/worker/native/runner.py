@@ -170,7 +170,8 @@ class NativeRunner:
         logits = None
         if self._observe_logits is not None:
             logits = np.empty((len(arrays.sampling), self._model.shape.vocab_size), dtype=np.float32)
-        return self._model.step(self._cache, arrays.rows, arrays.token_ids, arrays.sampling, logits), logits
+        with self._fresh_blocks.step():
+            return self._model.step(self._cache, arrays.rows, arrays.token_ids, arrays.sampling, logits), logits
 
     def _outcomes(
         self, handles: Iterable[Handle], positions: npt.NDArray[np.uint64], sampled: npt.NDArray[np.int32]
