@@ -99,8 +99,8 @@ class ProductTiles {
     } else {                                                                    \
         _tile_dpbf16ps(sums, rows, columns);                                    \
     }
-        _tile_loadd(6, x, 64);
-        if (kBlocks == 2) _tile_loadd(7, x + steps_ * kTileBytes, 64);
+        _tile_stream_loadd(6, x, 64);
+        if (kBlocks == 2) _tile_stream_loadd(7, x + steps_ * kTileBytes, 64);
         _tile_loadd(4, weights[0] + place, 64);
         TREADLE_PRODUCT(0, 6, 4)
         if (kBlocks == 2) TREADLE_PRODUCT(1, 7, 4)

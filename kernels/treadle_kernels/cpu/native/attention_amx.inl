@@ -69,40 +69,52 @@ class TileProducts {
         column_ += 64;
     }
 
-    // Steps that are whole, as nearly all of a long prompt's are, are computed in a fixed order and without state.
-    bool can_take_whole_steps() const { return kTerms == 1 && head_dim_ == kWholeDims && !prefetches_; }
+    // Steps of long prompts are computed in a fixed order and without state. Keys and values pass by the first-level
+    // cache, where scores and weights stay.
+    bool has_order(const TermStep& step) const {
+        return kTerms == 1 && head_dim_ == kOrderedDims && !prefetches_ && step.range.first_run() == 0;
+    }
 
     // The weights of a run meet its values.
-    inline __attribute__((always_inline)) void add_whole_run(const TermStep& step, int run) const {
+    inline __attribute__((always_inline)) void add_in_order(const TermStep& step, int run) const {
+        const int runs = step.range.last_run();
+        if (run >= runs) return;
         order_memory();
         if (run == 0) zero_sums<4>();
-        add_values<4>(step.weights + 2 * run * kRunScores, step.runs->values[run], kWholeDims);
-        if (run == kRuns - 1) store_sums<4>(step.outputs, 16, 4 * kWholeDims);
+        add_values<4>(step.weights + 2 * run * kRunScores, step.runs->values[run], kOrderedDims);
+        if (run + 1 == runs) store_sums<4>(step.outputs, 16, 4 * kOrderedDims);
     }
 
     // One of eight parts of a step's scores: four runs' first group of dims in two parts, then their second, then the same
     // of the other four runs.
-    inline __attribute__((always_inline)) void score_whole_part(const TermStep& step, int part) const {
-        const int g = part / 2 % 2, run = part / 4 * 4 + part % 2 * 2;
+    inline __attribute__((always_inline)) void score_in_order(const TermStep& step, int part) const {
+        const int g = part / 2 % 2, first = part / 4 * 4, run = first + part % 2 * 2, runs = step.range.last_run();
+        if (first >= runs) return;
         const uint16_t* const* keys = step.runs->keys + run;
         order_memory();
         if (part % 4 == 0) zero_sums<4>();
         _tile_loadd(5, step.queries + g * kQueryWords, 64);
-        _tile_loadd(4, keys[0] + g * kGroup * 16, 64);
         if (part % 2 == 0) {
-            _tile_dpbf16ps(0, 5, 4);
-            _tile_loadd(4, keys[1] + g * kGroup * 16, 64);
-            _tile_dpbf16ps(1, 5, 4);
+            multiply_keys<0>(keys[0], g);
+            if (run + 1 < runs) multiply_keys<1>(keys[1], g);
             return;
         }
-        _tile_dpbf16ps(2, 5, 4);
-        _tile_loadd(4, keys[1] + g * kGroup * 16, 64);
-        _tile_dpbf16ps(3, 5, 4);
-        if (g == 1) store_sums<4>(step.scores + (run - 2) * kRunScores, kRunScores, 64);
+        if (run < runs) multiply_keys<2>(keys[0], g);
+        if (run + 1 < runs) multiply_keys<3>(keys[1], g);
+        if (g == 1) store_sums<4>(step.scores + first * kRunScores, kRunScores, 64);
     }
 
  private:
-    static constexpr int64_t kWholeDims = 64;
+    static constexpr int64_t kOrderedDims = 64;
+
+    template <int kSums>
+    static inline __attribute__((always_inline)) void multiply_keys(const uint16_t* keys, int g) {
+        _tile_stream_loadd(4, keys + g * kGroup * 16, 64);
+        if (kSums == 0) _tile_dpbf16ps(0, 5, 4);
+        if (kSums == 1) _tile_dpbf16ps(1, 5, 4);
+        if (kSums == 2) _tile_dpbf16ps(2, 5, 4);
+        if (kSums == 3) _tile_dpbf16ps(3, 5, 4);
+    }
 
     // Keys of a group: [16 pairs][16][2]. Zeros fill up the last one, copied, where head_dim does not.
     const uint16_t* group_of(const uint16_t* keys, int64_t g) {
@@ -190,18 +202,18 @@ class TileProducts {
                                                                  int64_t padded) {
         for (int t = 0; t < kTerms; ++t) {
             _tile_loadd(7, weights + t * 16, 2 * kWeightStride);
-            _tile_loadd(6, values, 4 * padded);
+            _tile_stream_loadd(6, values, 4 * padded);
             _tile_dpbf16ps(0, 7, 6);
             if (kCount > 1) {
-                _tile_loadd(6, values + 32, 4 * padded);
+                _tile_stream_loadd(6, values + 32, 4 * padded);
                 _tile_dpbf16ps(1, 7, 6);
             }
             if (kCount > 2) {
-                _tile_loadd(6, values + 64, 4 * padded);
+                _tile_stream_loadd(6, values + 64, 4 * padded);
                 _tile_dpbf16ps(2, 7, 6);
             }
             if (kCount > 3) {
-                _tile_loadd(6, values + 96, 4 * padded);
+                _tile_stream_loadd(6, values + 96, 4 * padded);
                 _tile_dpbf16ps(3, 7, 6);
             }
         }

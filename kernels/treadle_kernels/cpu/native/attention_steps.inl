@@ -26,9 +26,7 @@ class TermAttention {
         }
         while (has_current) {
             const bool has_next = take_step(next);
-            if (!has_last || !has_next || !weigh_whole(current, last, next)) {
-                weigh(current, has_last ? &last : nullptr, has_next ? &next : nullptr);
-            }
+            weigh(current, has_last ? &last : nullptr, has_next ? &next : nullptr);
             if (has_next) find_maxima(next);
             last = current;
             has_last = true;
@@ -153,6 +151,35 @@ class TermAttention {
 
     int position_of(int row) const { return call_.first_position + row / call_.group_size; }
 
+    // Of each row; what a row does not see becomes -infinity.
+    void find_maxima(const TermStep& step) const {
+        if (step.is_whole) {
+            for (int row = 0; row < kTermRows; ++row) step.maxima[row] = largest_score(step.scores + row * 16);
+            return;
+        }
+        const int last = step.range.last_run();
+        int position = position_of(step.first_row), head = step.first_row % call_.group_size;
+        for (int row = 0; row < step.rows; ++row) {
+            const Range of_row = seen(call_, position, step.partition);
+            float* scores = step.scores + row * 16;
+            F largest = f_set(-__builtin_inff());
+            int run = step.range.first_run();
+            for (; of_row.begin == 0 && run < of_row.end / 16; ++run) {
+                largest = f_max(f_load(scores + run * kRunScores), largest);
+            }
+            for (; run < last; ++run) {
+                const F score = keep_seen(of_row, run, f_load(scores + run * kRunScores), -__builtin_inff());
+                f_store(scores + run * kRunScores, score);
+                largest = f_max(score, largest);
+            }
+            step.maxima[row] = f_max_lane(largest);
+            if (++head == call_.group_size) {
+                head = 0;
+                ++position;
+            }
+        }
+    }
+
     // Of a row that sees the whole partition.
     static float largest_score(const float* scores) {
         F largest[2] = {f_set(-__builtin_inff()), f_set(-__builtin_inff())};
@@ -163,31 +190,16 @@ class TermAttention {
         return f_max_lane(f_max(largest[0], largest[1]));
     }
 
-    // Of each row; what a row does not see becomes -infinity.
-    void find_maxima(const TermStep& step) const {
-        for (int row = 0; row < step.rows; ++row) {
-            const Range of_row = step.is_whole ? Range{0, kPartition}
-                                               : seen(call_, position_of(step.first_row + row), step.partition);
-            if (of_row.begin == 0 && of_row.end == kPartition) {
-                step.maxima[row] = largest_score(step.scores + row * 16);
-                continue;
-            }
-            F largest = f_set(-__builtin_inff());
-            for (int run = step.range.first_run(); run < step.range.last_run(); ++run) {
-                float* scores = step.scores + run * kRunScores + row * 16;
-                F score = f_load(scores);
-                if (!of_row.covers(run)) {
-                    score = keep_seen(of_row, run, score, -__builtin_inff());
-                    f_store(scores, score);
-                }
-                largest = f_max(score, largest);
-            }
-            step.maxima[row] = f_max_lane(largest);
-        }
-    }
-
     // Turns a step's scores into the terms of weights. Between rows goes a share of the work on others' products.
     void weigh(const TermStep& step, const TermStep* last, const TermStep* next) {
+        const auto has_order = [this](const TermStep* other) {
+            return other == nullptr || products_.has_order(*other);
+        };
+        has_order(last) && has_order(&step) && has_order(next) ? weigh_in_order(step, last, next)
+                                                               : weigh_by_shares(step, last, next);
+    }
+
+    void weigh_by_shares(const TermStep& step, const TermStep* last, const TermStep* next) {
         int outputs_left = last == nullptr ? 0 : products_.start_outputs(*last);
         int scores_left = next == nullptr ? 0 : products_.num_score_parts(*next);
         if (last != nullptr && outputs_left == 0) finish(*last);
@@ -214,20 +226,22 @@ class TermAttention {
         if (next != nullptr && !is_scoring) products_.start_scores(*next);
     }
 
-    // The same where all three steps are whole: the order of everything is known, so that no branch depends on it. False:
-    // they are not, or the products cannot.
-    bool weigh_whole(const TermStep& step, const TermStep& last, const TermStep& next) const {
-        if (!products_.can_take_whole_steps() || !last.is_whole || !step.is_whole || !next.is_whole) return false;
+    // The same in an order that depends on no state.
+    void weigh_in_order(const TermStep& step, const TermStep* last, const TermStep* next) const {
         for (int row = 0; row < kTermRows / 2; ++row) {
-            products_.add_whole_run(last, row);
-            weigh_whole_row(step, row);
+            if (last != nullptr) products_.add_in_order(*last, row);
+            weigh_one(step, row);
         }
-        finish(last);
+        if (last != nullptr) finish(*last);
         for (int row = kTermRows / 2; row < kTermRows; ++row) {
-            products_.score_whole_part(next, row - kTermRows / 2);
-            weigh_whole_row(step, row);
+            if (next != nullptr) products_.score_in_order(*next, row - kTermRows / 2);
+            weigh_one(step, row);
         }
-        return true;
+    }
+
+    inline __attribute__((always_inline)) void weigh_one(const TermStep& step, int row) const {
+        if (step.is_whole) return weigh_whole_row(step, row);
+        if (row < step.rows) weigh_row(step, row);
     }
 
     inline __attribute__((always_inline)) void weigh_whole_row(const TermStep& step, int row) const {

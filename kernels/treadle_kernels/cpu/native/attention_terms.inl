@@ -132,9 +132,9 @@ class VectorProducts {
     VectorProducts(const AttentionCall& call, float* widened)
         : head_dim_(call.kv.head_dim), padded_(call.kv.padded_head_dim), widened_(widened) {}
 
-    bool can_take_whole_steps() const { return false; }
-    void add_whole_run(const TermStep&, int) const {}
-    void score_whole_part(const TermStep&, int) const {}
+    bool has_order(const TermStep&) const { return false; }
+    void add_in_order(const TermStep&, int) const {}
+    void score_in_order(const TermStep&, int) const {}
 
     int num_score_parts(const TermStep&) const { return 0; }
     int start_scores(const TermStep& step) const {
