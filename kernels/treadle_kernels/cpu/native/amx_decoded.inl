@@ -82,9 +82,9 @@ class DecodedTiles {
         decoder_.decode({start, start + layout_.scales, start + layout_.minima}, g, out);
     }
 
-    // Writes all groups of a column tile.
-    void decode_all(int64_t tile, int64_t groups, uint8_t* out) const {
-        for (int64_t g = 0; g < groups; ++g) decode(tile, g, out + g * kTileBytes);
+    // Writes groups of a column tile, from `first` on.
+    void decode_run(int64_t tile, int64_t first, int64_t groups, uint8_t* out) const {
+        for (int64_t g = 0; g < groups; ++g) decode(tile, first + g, out + g * kTileBytes);
         order_memory();
     }
 
@@ -94,15 +94,18 @@ class DecodedTiles {
     const uint8_t* const start_;
 };
 
-constexpr int64_t kSumBytes = 2 * kSumsAtOnce * kTileSums * int64_t{sizeof(float)};
-
 inline int64_t decoded_steps(int64_t k) { return k / kGroup; }
 
 // Sums are numbers as they are.
-struct DecodedNumbers {
-    const TileSums<OfBfloat16> sums;
+class DecodedNumbers {
+ public:
+    explicit DecodedNumbers(const TileSums<OfBfloat16>& sums) : sums_(sums) {}
 
-    inline __attribute__((always_inline)) F of(int64_t i, int index) const { return f_load(sums.of(i, index)); }
+    inline __attribute__((always_inline)) F of(int index) const { return f_load(sums_.of(index)); }
+    inline __attribute__((always_inline)) void next() { sums_.next(); }
+
+ private:
+    RowSums<OfBfloat16> sums_;
 };
 
 // Neighbouring column tiles of a matrix.
@@ -113,13 +116,12 @@ struct DecodedWriter {
 
     const LinearCall& call;
     const DecodedTiles<Fmt>& tiles;
-    uint8_t* const decoded;  // [kTiles][steps][kTileBytes]
+    uint8_t* const decoded;  // [kTiles][steps of a run][kTileBytes]
 
-    void begin(int64_t tile, const uint8_t** out) const {
-        const int64_t steps = decoded_steps(call.weights->k);
+    void begin(int64_t tile, int64_t first, int64_t steps, const uint8_t** out) const {
         for (int i = 0; i < kTiles; ++i) {
             uint8_t* of_tile = decoded + i * steps * kTileBytes;
-            tiles.decode_all(tile + i, steps, of_tile);
+            tiles.decode_run(tile + i, first, steps, of_tile);
             out[i] = of_tile;
         }
     }
@@ -133,7 +135,7 @@ struct DecodedWriter {
     }
     void ahead(const uint8_t* const*, int64_t, int64_t) const {}
     LinearOutputs<DecodedNumbers, kTiles> outputs(const TileSums<OfBfloat16>& sums) const {
-        return {call, {sums}, sums.tile, sums.row};
+        return {call, DecodedNumbers(sums), sums.tile, sums.row};
     }
 };
 
@@ -145,19 +147,18 @@ struct DecodedGatedWriter {
     const GatedCall& call;
     const DecodedTiles<Fmt>& gate;
     const DecodedTiles<Fmt>& up;
-    uint8_t* const decoded;  // [2][steps][kTileBytes]
+    uint8_t* const decoded;  // [2][steps of a run][kTileBytes]
 
-    void begin(int64_t tile, const uint8_t** out) const {
-        const int64_t steps = decoded_steps(call.gate->k);
+    void begin(int64_t tile, int64_t first, int64_t steps, const uint8_t** out) const {
         uint8_t *of_gate = decoded, *of_up = decoded + steps * kTileBytes;
-        gate.decode_all(tile, steps, of_gate);
-        up.decode_all(tile, steps, of_up);
+        gate.decode_run(tile, first, steps, of_gate);
+        up.decode_run(tile, first, steps, of_up);
         out[0] = of_gate;
         out[1] = of_up;
     }
     void ahead(const uint8_t* const*, int64_t, int64_t) const {}
     GatedOutputs<DecodedNumbers, uint16_t> outputs(const TileSums<OfBfloat16>& sums) const {
-        return {call, call.nearest, {sums}, sums.tile, sums.row};
+        return {call, call.nearest, DecodedNumbers(sums), sums.tile, sums.row};
     }
 };
 

@@ -12,15 +12,20 @@ class RotatedNumbers {
         : sums_(sums), starts_(x.row_starts + sums.row), row_scales_(x.row_scales + sums.row) {}
 
     void set_scales(int index, F scales) { scales_[index] = scales; }
-    inline __attribute__((always_inline)) F of(int64_t i, int index) const {
-        const I sum = _mm512_loadu_si512(sums_.of(i, index));
-        return rotated_outputs(i_add(sum, i_set(starts_[i])), scales_[index], row_scales_[i]);
+    inline __attribute__((always_inline)) F of(int index) const {
+        const I sum = _mm512_loadu_si512(sums_.of(index));
+        return rotated_outputs(i_add(sum, i_set(*starts_)), scales_[index], *row_scales_);
+    }
+    inline __attribute__((always_inline)) void next() {
+        sums_.next();
+        ++starts_;
+        ++row_scales_;
     }
 
  private:
-    const TileSums<OfBytes> sums_;
-    const int32_t* const starts_;
-    const float* const row_scales_;
+    RowSums<OfBytes> sums_;
+    const int32_t* starts_;
+    const float* row_scales_;
     F scales_[kTiles];  // of column tiles
 };
 
@@ -33,10 +38,10 @@ struct RotatedWriter {
     const LinearCall& call;
     const ColumnTiles& tiles;
 
-    void begin(int64_t tile, const uint8_t** out) const {
-        for (int i = 0; i < kTiles; ++i) out[i] = tiles.codes(tile + i);
+    void begin(int64_t tile, int64_t first, int64_t, const uint8_t** out) const {
+        for (int i = 0; i < kTiles; ++i) out[i] = tiles.codes(tile + i) + first * kTileBytes;
     }
-    void begin_steps(int64_t tile, const uint8_t** out) const { begin(tile, out); }
+    void begin_steps(int64_t tile, const uint8_t** out) const { begin(tile, 0, kAllSteps, out); }
     void step(int64_t tile, int64_t step) const {
         for (int i = 0; i < kTiles; ++i) {
             prefetch_weights(tiles.codes(tile + i) + step * kTileBytes + kRotatedPrefetch, kTileBytes);
@@ -60,9 +65,9 @@ struct RotatedGatedWriter {
     const ColumnTiles& gate;
     const ColumnTiles& up;
 
-    void begin(int64_t tile, const uint8_t** out) const {
-        out[0] = gate.codes(tile);
-        out[1] = up.codes(tile);
+    void begin(int64_t tile, int64_t first, int64_t, const uint8_t** out) const {
+        out[0] = gate.codes(tile) + first * kTileBytes;
+        out[1] = up.codes(tile) + first * kTileBytes;
     }
     void ahead(const uint8_t* const* codes, int64_t at, int64_t num_bytes) const {
         for (int i = 0; i < 2; ++i) prefetch_weights(codes[i] + gate.tile_bytes() + at, num_bytes);

@@ -38,20 +38,21 @@ inline int64_t num_groups(int64_t head_dim) { return (head_dim + kGroup - 1) / k
 // p(0) = 1.
 template <int kTerms>
 inline F f_weight(F x) {
+    if (kTerms == 1) {
+        const F r = f_above_floor(x);
+        F p = f_fma(f_set(7.706719743e-2f), r, f_set(2.276448219e-1f));
+        p = f_fma(p, r, f_set(6.951168245e-1f));
+        p = f_fma(p, r, f_set(1.0f));
+        return f_zero_below(f_times_floor_power(p, x), x, kLeastExponent);
+    }
     const F shifter = f_set(kShifter);
     const F shifted = f_add(x, shifter);
     const F r = f_sub(x, f_sub(shifted, shifter));
-    F p;
-    if (kTerms == 1) {
-        p = f_fma(f_set(5.500893295e-2f), r, f_set(2.422109991e-1f));
-        p = f_fma(p, r, f_set(6.932829022e-1f));
-    } else {
-        p = f_fma(f_set(1.535336188319500e-4f), r, f_set(1.339887440266574e-3f));
-        p = f_fma(p, r, f_set(9.618437357674640e-3f));
-        p = f_fma(p, r, f_set(5.550332471162809e-2f));
-        p = f_fma(p, r, f_set(2.402264791363012e-1f));
-        p = f_fma(p, r, f_set(6.931472028550421e-1f));
-    }
+    F p = f_fma(f_set(1.535336188319500e-4f), r, f_set(1.339887440266574e-3f));
+    p = f_fma(p, r, f_set(9.618437357674640e-3f));
+    p = f_fma(p, r, f_set(5.550332471162809e-2f));
+    p = f_fma(p, r, f_set(2.402264791363012e-1f));
+    p = f_fma(p, r, f_set(6.931472028550421e-1f));
     p = f_fma(p, r, f_set(1.0f));
     return f_zero_below(f_times_power(p, shifted), x, kLeastExponent);
 }

@@ -212,7 +212,7 @@ constexpr int64_t kMaxLinearRows = 512;  // of a call
 constexpr int64_t linear_scratch_bytes(int64_t k) {
     const int64_t of_sums = 24 * 1024 + kMaxLinearRows * 2 * kColumns * int64_t{sizeof(float)};
     const int64_t of_rows = 20 * (k + 1024);
-    const int64_t of_tiles = 8 * 1024 + 2 * k * kColumns * int64_t{sizeof(uint16_t)};
+    const int64_t of_tiles = 76 * 1024;
     const int64_t most = of_sums > of_rows ? of_sums : of_rows;
     return most > of_tiles ? most : of_tiles;
 }

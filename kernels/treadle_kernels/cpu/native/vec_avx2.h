@@ -80,6 +80,21 @@ inline __m256 times_power(__m256 x, __m256 t) {
         _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
 }
 inline F f_times_power(F x, F t) { return {times_power(x.low, t.low), times_power(x.high, t.high)}; }
+inline __m256 floor_of(__m256 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+inline F f_above_floor(F x) {
+    return {_mm256_sub_ps(x.low, floor_of(x.low)), _mm256_sub_ps(x.high, floor_of(x.high))};
+}
+inline __m256 times_floor_power(__m256 x, __m256 t) {
+    const __m256i power = _mm256_slli_epi32(_mm256_cvtps_epi32(floor_of(t)), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), power));
+}
+inline F f_times_floor_power(F x, F t) {
+    return {times_floor_power(x.low, t.low), times_floor_power(x.high, t.high)};
+}
+inline __m256 from_bits_less(uint32_t bits, __m256 x) {
+    return _mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32(static_cast<int32_t>(bits)), _mm256_castps_si256(x)));
+}
+inline F f_from_bits_less(uint32_t bits, F x) { return {from_bits_less(bits, x.low), from_bits_less(bits, x.high)}; }
 inline float f_sum(F x) {
     const __m256 a = _mm256_add_ps(x.low, x.high);
     const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

@@ -112,6 +112,18 @@ inline F f_times_power(F x, F t) {
         return floats_of(vaddq_u32(bits_of(x.quarter[i]), vshlq_n_u32(bits_of(t.quarter[i]), 23)));
     });
 }
+inline F f_above_floor(F x) {
+    return f_quarters([&](int i) { return vsubq_f32(x.quarter[i], vrndmq_f32(x.quarter[i])); });
+}
+inline F f_times_floor_power(F x, F t) {
+    return f_quarters([&](int i) {
+        const uint32x4_t power = vreinterpretq_u32_s32(vshlq_n_s32(vcvtmq_s32_f32(t.quarter[i]), 23));
+        return floats_of(vaddq_u32(bits_of(x.quarter[i]), power));
+    });
+}
+inline F f_from_bits_less(uint32_t bits, F x) {
+    return f_quarters([&](int i) { return floats_of(vsubq_u32(vdupq_n_u32(bits), bits_of(x.quarter[i]))); });
+}
 inline float f_sum(F x) {
     const float32x4_t four =
         vaddq_f32(vaddq_f32(x.quarter[0], x.quarter[2]), vaddq_f32(x.quarter[1], x.quarter[3]));

@@ -101,6 +101,22 @@ inline F f_times_power(F x, F t) {
         return treadle::f32_from_bits(treadle::bits_from_f32(x.lane[i]) + (treadle::bits_from_f32(t.lane[i]) << 23));
     });
 }
+// x less the largest integer that is not above it.
+inline F f_above_floor(F x) {
+    return f_each([&](int i) { return x.lane[i] - __builtin_floorf(x.lane[i]); });
+}
+// x 2^n, n being the largest integer that is not above t; its exponent must be within range where the number counts.
+inline F f_times_floor_power(F x, F t) {
+    return f_each([&](int i) {
+        const float floor = __builtin_floorf(t.lane[i]);
+        const int power = floor > -128.0f && floor < 128.0f ? static_cast<int>(floor) : 0;
+        return treadle::f32_from_bits(treadle::bits_from_f32(x.lane[i]) + (static_cast<uint32_t>(power) << 23));
+    });
+}
+// The number of which the bits are these less those of x.
+inline F f_from_bits_less(uint32_t bits, F x) {
+    return f_each([&](int i) { return treadle::f32_from_bits(bits - treadle::bits_from_f32(x.lane[i])); });
+}
 // Sum of the lanes: lane i + lane i + 8, then + 4, + 2, + 1.
 inline float f_sum(F x) {
     for (int half = 8; half > 0; half /= 2) {
