@@ -136,9 +136,10 @@ void find_next_keys(const AttentionCall& call, int partition, int last_position,
 inline void write_output(const AttentionCall& call, int row, float sum, const float* outputs) {
     const int64_t head_dim = call.kv.head_dim;
     float* out = call.out + row / call.group_size * call.out_stride + row % call.group_size * head_dim;
-    const F divisor = f_set(sum);
-    for (int64_t d = 0; d < head_dim; d += 16)
-        f_store_first(out + d, f_div(f_load(outputs + d), divisor), rest(head_dim, d));
+    const F share = f_set(1.0f / sum);
+    for (int64_t d = 0; d < head_dim; d += 16) {
+        f_store_first(out + d, f_mul(f_load(outputs + d), share), rest(head_dim, d));
+    }
 }
 
 // A row's result of the call's index-th partition: maximum, sum, outputs.

@@ -39,11 +39,11 @@ inline int64_t num_groups(int64_t head_dim) { return (head_dim + kGroup - 1) / k
 template <int kTerms>
 inline F f_weight(F x) {
     if (kTerms == 1) {
-        const F r = f_above_floor(x);
-        F p = f_fma(f_set(7.706719743e-2f), r, f_set(2.276448219e-1f));
-        p = f_fma(p, r, f_set(6.951168245e-1f));
+        const F r = f_off_nearest(x);
+        F p = f_fma(f_set(5.500893295e-2f), r, f_set(2.422109991e-1f));
+        p = f_fma(p, r, f_set(6.932829022e-1f));
         p = f_fma(p, r, f_set(1.0f));
-        return f_zero_below(f_times_floor_power(p, x), x, kLeastExponent);
+        return f_zero_below(f_times_whole_power(p, f_sub(x, r)), x, kLeastExponent);
     }
     const F shifter = f_set(kShifter);
     const F shifted = f_add(x, shifter);

@@ -80,17 +80,12 @@ inline __m256 times_power(__m256 x, __m256 t) {
         _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
 }
 inline F f_times_power(F x, F t) { return {times_power(x.low, t.low), times_power(x.high, t.high)}; }
-inline __m256 floor_of(__m256 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
-inline F f_above_floor(F x) {
-    return {_mm256_sub_ps(x.low, floor_of(x.low)), _mm256_sub_ps(x.high, floor_of(x.high))};
-}
-inline __m256 times_floor_power(__m256 x, __m256 t) {
-    const __m256i power = _mm256_slli_epi32(_mm256_cvtps_epi32(floor_of(t)), 23);
+inline F f_off_nearest(F x) { return f_sub(x, f_round(x)); }
+inline __m256 times_whole_power(__m256 x, __m256 n) {
+    const __m256i power = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), power));
 }
-inline F f_times_floor_power(F x, F t) {
-    return {times_floor_power(x.low, t.low), times_floor_power(x.high, t.high)};
-}
+inline F f_times_whole_power(F x, F n) { return {times_whole_power(x.low, n.low), times_whole_power(x.high, n.high)}; }
 inline __m256 from_bits_less(uint32_t bits, __m256 x) {
     return _mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32(static_cast<int32_t>(bits)), _mm256_castps_si256(x)));
 }

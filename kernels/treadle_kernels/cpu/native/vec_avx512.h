@@ -46,8 +46,8 @@ inline F f_times_power(F x, F t) {
     return _mm512_castsi512_ps(
         _mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
 }
-inline F f_above_floor(F x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
-inline F f_times_floor_power(F x, F t) { return _mm512_scalef_ps(x, t); }
+inline F f_off_nearest(F x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline F f_times_whole_power(F x, F n) { return _mm512_scalef_ps(x, n); }
 inline F f_from_bits_less(uint32_t bits, F x) {
     return _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(static_cast<int32_t>(bits)), _mm512_castps_si512(x)));
 }

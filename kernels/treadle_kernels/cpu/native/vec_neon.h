@@ -112,12 +112,10 @@ inline F f_times_power(F x, F t) {
         return floats_of(vaddq_u32(bits_of(x.quarter[i]), vshlq_n_u32(bits_of(t.quarter[i]), 23)));
     });
 }
-inline F f_above_floor(F x) {
-    return f_quarters([&](int i) { return vsubq_f32(x.quarter[i], vrndmq_f32(x.quarter[i])); });
-}
-inline F f_times_floor_power(F x, F t) {
+inline F f_off_nearest(F x) { return f_sub(x, f_round(x)); }
+inline F f_times_whole_power(F x, F n) {
     return f_quarters([&](int i) {
-        const uint32x4_t power = vreinterpretq_u32_s32(vshlq_n_s32(vcvtmq_s32_f32(t.quarter[i]), 23));
+        const uint32x4_t power = vreinterpretq_u32_s32(vshlq_n_s32(vcvtq_s32_f32(n.quarter[i]), 23));
         return floats_of(vaddq_u32(bits_of(x.quarter[i]), power));
     });
 }

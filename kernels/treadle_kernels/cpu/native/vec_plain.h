@@ -101,15 +101,12 @@ inline F f_times_power(F x, F t) {
         return treadle::f32_from_bits(treadle::bits_from_f32(x.lane[i]) + (treadle::bits_from_f32(t.lane[i]) << 23));
     });
 }
-// x less the largest integer that is not above it.
-inline F f_above_floor(F x) {
-    return f_each([&](int i) { return x.lane[i] - __builtin_floorf(x.lane[i]); });
-}
-// x 2^n, n being the largest integer that is not above t; its exponent must be within range where the number counts.
-inline F f_times_floor_power(F x, F t) {
+// x less the nearest integer.
+inline F f_off_nearest(F x) { return f_sub(x, f_round(x)); }
+// x 2^n of an integer n; the exponent must be within range where the number counts.
+inline F f_times_whole_power(F x, F n) {
     return f_each([&](int i) {
-        const float floor = __builtin_floorf(t.lane[i]);
-        const int power = floor > -128.0f && floor < 128.0f ? static_cast<int>(floor) : 0;
+        const int power = n.lane[i] > -128.0f && n.lane[i] < 128.0f ? static_cast<int>(n.lane[i]) : 0;
         return treadle::f32_from_bits(treadle::bits_from_f32(x.lane[i]) + (static_cast<uint32_t>(power) << 23));
     });
 }
