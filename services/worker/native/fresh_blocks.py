@@ -29,7 +29,7 @@ _IDLE_S = 0.05
 
 
 class FreshBlocks:
-    """Touches the memory of blocks ahead of those in use.
+    """Touches the memory of blocks ahead of those in use, once it is started.
 
     Args:
         cache: Of which the first blocks are touched now.
@@ -52,13 +52,23 @@ class FreshBlocks:
         self._wake = threading.Event()
         self._wake.set()
         weakref.finalize(self, self._wake.set).atexit = False
+
+    def start(self) -> threading.Thread:
+        """Begin the thread that touches memory; it ends with this object."""
         arguments = (weakref.ref(self), self._wake)
-        threading.Thread(target=_keep_ahead, args=arguments, name="fresh-blocks", daemon=True).start()
+        thread = threading.Thread(target=_keep_ahead, args=arguments, name="fresh-blocks", daemon=True)
+        thread.start()
+        return thread
 
     @property
     def num_touched(self) -> int:
         """Blocks that are touched: the first so many."""
         return self._num_touched
+
+    @property
+    def is_woken(self) -> bool:
+        """Whether the thread is to look at once."""
+        return self._wake.is_set()
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -81,11 +91,12 @@ class FreshBlocks:
                 self._wake.set()
 
     def touch_ahead(self) -> float | None:
-        """Touch a piece if it is time to, on the thread that does nothing else.
+        """Touch a piece if it is time to; what the thread does.
 
         Returns:
             Seconds until it may be time again; None: not before more blocks are used.
         """
+        self._wake.clear()
         if self._touch_until(self._num_used + self._lead):
             return 0.0
         self._is_waiting_for_use = not self._lacks(self._num_used + self._idle_lead)
@@ -119,7 +130,6 @@ def _keep_ahead(reference: weakref.ref[FreshBlocks], wake: threading.Event) -> N
     pause: float | None = None
     while True:
         wake.wait(pause)
-        wake.clear()
         blocks = reference()
         if blocks is None:
             return

@@ -76,6 +76,7 @@ class NativeRunner:
         self._model = model
         self._cache = cache
         self._fresh_blocks = FreshBlocks(cache)
+        self._fresh_blocks.start()
         self._host_tier = host_tier or HostTier(0, PlainCodec(0), KvBlocks(cache))
         self._is_poisoned = is_poisoned
         self._drafter = drafter

@@ -4,7 +4,6 @@ import dataclasses
 import gc
 import mmap
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,6 @@ def small_sizes(monkeypatch):
     monkeypatch.setattr(fresh_blocks, "_LEAD_BYTES", 20 * BLOCK_BYTES)
     monkeypatch.setattr(fresh_blocks, "_IDLE_LEAD_BYTES", 100 * BLOCK_BYTES)
     monkeypatch.setattr(fresh_blocks, "_PIECE_BYTES", 5 * BLOCK_BYTES)
-    monkeypatch.setattr(fresh_blocks, "_IDLE_S", 0.001)
 
 
 def plan_with(*block_ids: int) -> BatchPlan:
@@ -36,68 +34,91 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def wait_until_touched(blocks: FreshBlocks, count: int) -> None:
-    """Wait until so many blocks are touched, and see that it stays at them."""
-    deadline_s = time.monotonic() + 10
-    while blocks.num_touched < count and time.monotonic() < deadline_s:
-        time.sleep(0.001)
-    time.sleep(0.02)
-    assert blocks.num_touched == count
+def look(blocks: FreshBlocks) -> float | None:
+    """Do what the thread does when it is woken, until it would wait."""
+    while (pause := blocks.touch_ahead()) == 0:
+        pass
+    return pause
 
 
-def test_while_a_step_runs_a_short_lead_is_kept_in_pieces(monkeypatch):
-    monkeypatch.setattr(fresh_blocks, "_IDLE_S", 60)
+def test_the_first_blocks_are_touched_at_once():
+    assert FreshBlocks(KvCache(SHAPE, 1000)).num_touched == 20
+
+
+def test_while_steps_run_a_short_lead_is_kept_in_pieces():
     blocks = FreshBlocks(KvCache(SHAPE, 1000))
-    wait_until_touched(blocks, 20)
+    assert look(blocks)
+    blocks.note_used(plan_with(3))
+    assert not blocks.is_woken, "less than a piece is missing"
     with blocks.step():
-        blocks.note_used(plan_with(3))
-        wait_until_touched(blocks, 20)  # less than a piece is missing: nobody is woken for it
         blocks.note_used(plan_with(7, 30, 8))
-        wait_until_touched(blocks, 51)
+        assert blocks.is_woken
+        assert look(blocks), "it looks again, for the long lead is not reached"
+        assert blocks.num_touched == 51
         blocks.note_used(plan_with())
         blocks.note_used(plan_with(12))
-        wait_until_touched(blocks, 51)  # no block in use is new
+        assert not blocks.is_woken, "no block in use is new"
+        look(blocks)
+        assert blocks.num_touched == 51
 
 
-def test_without_steps_the_lead_is_long():
+def test_while_no_step_runs_the_lead_is_long():
     blocks = FreshBlocks(KvCache(SHAPE, 1000))
-    wait_until_touched(blocks, 100)
+    assert look(blocks), "whether steps run is known when nothing has changed since"
+    assert look(blocks) is None
+    assert blocks.num_touched == 100
     blocks.note_used(plan_with(3))
-    wait_until_touched(blocks, 100)  # less than a piece is missing
+    assert not blocks.is_woken, "less than a piece is missing"
     blocks.note_used(plan_with(49))
-    wait_until_touched(blocks, 150)
+    assert blocks.is_woken
+    look(blocks)
+    assert look(blocks) is None
+    assert blocks.num_touched == 150
 
 
-def test_between_steps_that_follow_each_other_the_lead_stays_short(monkeypatch):
-    monkeypatch.setattr(fresh_blocks, "_IDLE_S", 0.3)
+def test_between_steps_that_follow_each_other_the_lead_stays_short():
     blocks = FreshBlocks(KvCache(SHAPE, 1000))
-    for _ in range(50):
+    for _ in range(5):
         with blocks.step():
-            time.sleep(0.01)
-        time.sleep(0.01)
-    assert blocks.num_touched == 20
-    wait_until_touched(blocks, 100)
+            pass
+        assert look(blocks)
+        assert blocks.num_touched == 20
+    look(blocks)
+    assert blocks.num_touched == 100
 
 
 def test_a_step_that_fails_ends_too():
     blocks = FreshBlocks(KvCache(SHAPE, 1000))
     with pytest.raises(ZeroDivisionError), blocks.step():
         1 / 0  # noqa: B018
-    wait_until_touched(blocks, 100)
+    look(blocks)
+    assert look(blocks) is None
+    assert blocks.num_touched == 100
 
 
 def test_it_ends_with_the_last_block():
     blocks = FreshBlocks(KvCache(SHAPE, 23))
-    wait_until_touched(blocks, 23)
+    look(blocks)
+    assert look(blocks) is None
+    assert blocks.num_touched == 23
     blocks.note_used(plan_with(22))
-    wait_until_touched(blocks, 23)
+    assert not blocks.is_woken
 
 
-def test_the_thread_ends_with_the_blocks():
-    before = set(threading.enumerate())
+def test_the_thread_touches_memory_and_ends_with_the_blocks(monkeypatch):
+    monkeypatch.setattr(fresh_blocks, "_IDLE_S", 0.001)
+    all_is_touched = threading.Event()
+    touch = KvCache.touch
+
+    def watched(cache: KvCache, begin: int, end: int) -> bool:
+        if end == 100:
+            all_is_touched.set()
+        return touch(cache, begin, end)
+
+    monkeypatch.setattr(KvCache, "touch", watched)
     blocks = FreshBlocks(KvCache(SHAPE, 1000))
-    (thread,) = set(threading.enumerate()) - before
-    wait_until_touched(blocks, 100)
+    thread = blocks.start()
+    assert all_is_touched.wait(10)
     assert thread.is_alive()
     del blocks
     gc.collect()
@@ -127,5 +148,5 @@ def test_a_system_that_cannot_is_asked_once(monkeypatch):
     monkeypatch.setattr(KvCache, "touch", lambda _self, begin, end: bool(asked.append((begin, end))))
     blocks = FreshBlocks(KvCache(SHAPE, 1000))
     blocks.note_used(plan_with(500))
-    time.sleep(0.05)
+    assert look(blocks) is None
     assert asked == [(0, 5)]
