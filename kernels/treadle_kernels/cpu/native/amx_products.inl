@@ -93,7 +93,8 @@ class ProductTiles {
     }
 
  private:
-    // Sums of column tile t and block b are in tile kBlocks t + b.
+    // Sums of column tile t and block b are in tile kBlocks t + b. Activations are loaded past the first-level cache, or
+    // they would drive the weights out of it, which all rows meet.
     template <int kTiles, int kBlocks>
     inline __attribute__((always_inline)) void add_products(const uint8_t* const* weights, int64_t place,
                                                             const uint8_t* x) const {

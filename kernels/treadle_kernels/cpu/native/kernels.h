@@ -207,8 +207,8 @@ struct Kernels {
 constexpr int64_t kMaxLinearRows = 512;  // of a call
 
 // What a thread's part of a product needs, whatever the kernel. Two terms: codes and products on their way, and sums of
-// the rows of a call for two column tiles; or two rows of terms. Rotated: two sets of sums of four tiles. Nearest: the
-// same, and two decoded column tiles.
+// the rows of a call for two column tiles; or two rows of terms. Rotated and nearest: two sets of sums of four tiles, and
+// those of 256 rows between two runs of inputs. Nearest: two column tiles of a run besides.
 constexpr int64_t linear_scratch_bytes(int64_t k) {
     const int64_t of_sums = 24 * 1024 + kMaxLinearRows * 2 * kColumns * int64_t{sizeof(float)};
     const int64_t of_rows = 20 * (k + 1024);
