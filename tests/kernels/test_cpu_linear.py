@@ -225,6 +225,18 @@ def test_a_row_in_bfloat16_has_the_same_bits_in_every_batch(isa, weight_format, 
         np.testing.assert_array_equal(cpu.linear(pools[m % 3], layer.packed, part, **settings), whole[100 - m :])
 
 
+@pytest.mark.parametrize("weight_format", [WeightFormat.Q4_1, WeightFormat.BF16], ids=lambda f: f.name)
+def test_a_row_in_bfloat16_has_the_same_bits_among_many_with_inputs_in_several_runs(isa, weight_format):
+    rng = np.random.default_rng(23)
+    layer = random_layer(rng, weight_format, 40, 1312)
+    x = random_floats(rng, 600, 1312)
+    whole = cpu.linear(ThreadPool(1), layer.packed, x, activations=ActivationFormat.BF16)
+    for m in (1, 17, 257, 300, 600):
+        part = np.ascontiguousarray(x[600 - m :])
+        y = cpu.linear(ThreadPool(1 + m % 2), layer.packed, part, activations=ActivationFormat.BF16)
+        np.testing.assert_array_equal(y, whole[600 - m :])
+
+
 @pytest.mark.parametrize("weight_format", ALL_FORMATS, ids=lambda f: f.name)
 @pytest.mark.parametrize("m", [1, 16, 47])
 @pytest.mark.parametrize(

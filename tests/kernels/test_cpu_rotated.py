@@ -83,11 +83,12 @@ def test_unpacking_turns_back_what_packing_rotated():
     assert np.abs(cpu.unpack_rows(packed, rows) - weights[rows]).max() < 0.05
 
 
+@pytest.mark.parametrize("k", [576, 1536])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_row_has_the_same_bits_in_every_batch_and_with_any_number_of_threads(isa, threads):
+def test_a_row_has_the_same_bits_in_every_batch_and_with_any_number_of_threads(isa, threads, k):
     rng = np.random.default_rng(4)
-    _, packed = layer(rng, 72, 576)
-    x = random_floats(rng, 600, 576)
+    _, packed = layer(rng, 72, k)
+    x = random_floats(rng, 600, k)
     whole = run(packed, x, 1)
     for m in (1, 2, 4, 5, 8, 9, 15, 16, 17, 32, 33, 64, 100, 257, 600):
         np.testing.assert_array_equal(run(packed, np.ascontiguousarray(x[600 - m :]), threads), whole[600 - m :])
