@@ -120,8 +120,9 @@ class Chunks {
 
     // A matrix of so many column tiles, each of so many bytes.
     void add(int64_t tiles, int64_t tile_bytes) {
-        // With many rows the arithmetic takes over.
-        const int64_t wanted = shares_.are_owned() ? kRowTilesPerChunk / rows_together_ : kBytesPerChunk / tile_bytes;
+        // With many rows the arithmetic takes over: the same time is reached with fewer tiles.
+        const int64_t of_bytes = kBytesPerChunk / (tile_bytes * std::max<int64_t>(rows_together_ / 8, 1));
+        const int64_t wanted = shares_.are_owned() ? kRowTilesPerChunk / rows_together_ : of_bytes;
         Matrix& matrix = matrices_[num_matrices_++];
         matrix.tiles = tiles;
         matrix.tiles_per_chunk = std::max<int64_t>(wanted / 2 * 2, 2);  // pairs of tiles share loads of activations
