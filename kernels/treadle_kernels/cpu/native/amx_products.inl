@@ -162,9 +162,8 @@ class LinearOutputs {
     inline __attribute__((always_inline)) void write_next() {
         for (int index = 0; index < kTiles; ++index) {
             const F sums = numbers_.of(index);
-            float* y = y_ + index * kColumns;
             if (is_plain_) {
-                f_store(y, is_added_ ? f_add(f_load(y), sums) : sums);
+                store_whole_outputs(y_ + index * kColumns, is_added_, sums);
             } else {
                 store_outputs(call_, row_, tile_ + index, sums);
             }

@@ -158,9 +158,8 @@ class TermAttention {
             return;
         }
         const int last = step.range.last_run();
-        int position = position_of(step.first_row), head = step.first_row % call_.group_size;
         for (int row = 0; row < step.rows; ++row) {
-            const Range of_row = seen(call_, position, step.partition);
+            const Range of_row = seen(call_, position_of(step.first_row + row), step.partition);
             float* scores = step.scores + row * 16;
             F largest = f_set(-__builtin_inff());
             int run = step.range.first_run();
@@ -173,10 +172,6 @@ class TermAttention {
                 largest = f_max(score, largest);
             }
             step.maxima[row] = f_max_lane(largest);
-            if (++head == call_.group_size) {
-                head = 0;
-                ++position;
-            }
         }
     }
 

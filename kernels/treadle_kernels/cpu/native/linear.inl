@@ -112,6 +112,8 @@ inline void with_format(int32_t format, const Body& body) {
     }
 }
 
+inline void store_whole_outputs(float* y, bool is_added, F sums) { f_store(y, is_added ? f_add(f_load(y), sums) : sums); }
+
 // Writes sixteen outputs of a row, fewer in a matrix's last tile.
 inline void store_outputs(const LinearCall& call, int64_t row, int64_t tile, F sums) {
     const int64_t column = tile * kColumns;
@@ -119,7 +121,7 @@ inline void store_outputs(const LinearCall& call, int64_t row, int64_t tile, F s
     float* y = call.y + row * call.y_stride + column;
     if (call.weights->bias != nullptr) sums = f_add(sums, f_load_first(call.weights->bias + column, count));
     if (count == kColumns) {
-        f_store(y, call.is_added ? f_add(f_load(y), sums) : sums);
+        store_whole_outputs(y, call.is_added, sums);
     } else {
         f_store_first(y, call.is_added ? f_add(f_load_first(y, count), sums) : sums, count);
     }
