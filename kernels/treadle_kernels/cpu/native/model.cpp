@@ -57,6 +57,7 @@ Model::Model(const treadle_model_desc& desc, ThreadPool& pool)
     attention_.reserve(pool.num_threads(), desc.num_heads, desc.num_kv_heads, desc.head_dim);
     row_of_token_.resize(tokens);
     position_of_token_.resize(tokens);
+    place_of_token_.resize(tokens);
 }
 
 uint64_t Model::scratch_bytes() const {
@@ -90,16 +91,28 @@ void Model::step(const treadle_kv& kv, const treadle_rows& rows, const int32_t* 
         for (int32_t token = begin; token < end; ++token) {
             row_of_token_[token] = row;
             position_of_token_[token] = rows.context_lens[row] - (end - token);
+            place_of_token_[token] = token;
         }
     }
+    plan_attention(kv);
+    embed(token_ids, rows.num_tokens);
+    lap(kEmbed);
+    const int64_t last = desc_.num_layers - 1;
+    for (int64_t layer = 0; layer < last; ++layer) {
+        store_keys_and_values(kv, layer);
+        finish_layer(kv, layer);
+    }
+    store_keys_and_values(kv, last);
+    if (observed_ == nullptr) keep_sampled(kv, sampling, num_sampled);
+    if (rows_.num_tokens > 0) finish_layer(kv, last);
+    run_head(sampling, num_sampled, sampled, logits);
+}
+
+void Model::plan_attention(const treadle_kv& kv) {
     const AttentionShape shape{desc_.num_heads, desc_.sliding_window,
                                1.0f / std::sqrt(static_cast<float>(desc_.head_dim)),
                                desc_.activations == TREADLE_ACTIVATIONS_INT8 ? 0 : desc_.activation_terms};
-    attention_.make(rows, kv, shape, pool_.num_threads());
-    embed(token_ids, rows.num_tokens);
-    lap(kEmbed);
-    for (int64_t layer = 0; layer < desc_.num_layers; ++layer) run_layer(kv, layer, rows.num_tokens);
-    run_head(sampling, num_sampled, sampled, logits);
+    attention_.make(rows_, kv, shape, pool_.num_threads());
 }
 
 void Model::embed(const int32_t* token_ids, int64_t num_tokens) {
@@ -189,12 +202,11 @@ void Model::multiply(const ActivationBuffer& activations, const float* values, i
     });
 }
 
-void Model::run_layer(const treadle_kv& kv, int64_t index, int64_t num_tokens) {
+void Model::store_keys_and_values(const treadle_kv& kv, int64_t index) {
     const treadle_layer& layer = layers_[index];
     const int64_t hidden_size = desc_.hidden_size, kv_width = int64_t{desc_.num_kv_heads} * desc_.head_dim;
-    float* hidden = hidden_.data();
-
-    prepare(hidden, num_tokens, hidden_size, layer.attention_norm, needs_of({&layer.query, &layer.key, &layer.value}));
+    const int64_t num_tokens = rows_.num_tokens;
+    prepare(hidden_.data(), num_tokens, hidden_size, layer.attention_norm, needs_of({&layer.query, &layer.key, &layer.value}));
     lap(kNorm);
     float* qkv = qkv_.data();
     const LinearJob projections[] = {{&layer.query, qkv, qkv_width_, false},
@@ -204,7 +216,40 @@ void Model::run_layer(const treadle_kv& kv, int64_t index, int64_t num_tokens) {
     lap(kQkv);
     rotate_and_store(kv, index, num_tokens);
     lap(kRotate);
-    attention_.run(pool_, kv, index, qkv, attended_.data());
+}
+
+void Model::keep_sampled(const treadle_kv& kv, const treadle_sampling* sampling, int32_t num_sampled) {
+    const int32_t* starts = rows_.query_starts;
+    std::vector<int32_t>& firsts = first_kept_;  // of each row
+    firsts.assign(starts + 1, starts + 1 + rows_.num_rows);
+    for (int32_t i = 0; i < num_sampled; ++i) {
+        int32_t& first = firsts[row_of_token_[sampling[i].token_index]];
+        first = std::min(first, sampling[i].token_index);
+    }
+    int32_t num_kept = 0;
+    kept_starts_.assign(1, 0);
+    for (int32_t row = 0; row < rows_.num_rows; ++row) {
+        for (int32_t token = firsts[row]; token < starts[row + 1]; ++token, ++num_kept) {
+            place_of_token_[token] = num_kept;
+            if (token == num_kept) continue;
+            std::memcpy(hidden_.data() + num_kept * desc_.hidden_size, hidden_.data() + token * desc_.hidden_size,
+                        desc_.hidden_size * sizeof(float));
+            std::memcpy(qkv_.data() + num_kept * qkv_width_, qkv_.data() + token * qkv_width_,
+                        query_width_ * sizeof(float));
+        }
+        kept_starts_.push_back(num_kept);
+    }
+    if (num_kept == rows_.num_tokens) return;
+    rows_.query_starts = kept_starts_.data();
+    rows_.num_tokens = num_kept;
+    plan_attention(kv);
+}
+
+void Model::finish_layer(const treadle_kv& kv, int64_t index) {
+    const treadle_layer& layer = layers_[index];
+    const int64_t num_tokens = rows_.num_tokens, hidden_size = desc_.hidden_size;
+    float* hidden = hidden_.data();
+    attention_.run(pool_, kv, index, qkv_.data(), attended_.data());
     lap(kAttention);
     prepare(attended_.data(), num_tokens, query_width_, nullptr, needs_of({&layer.output}));
     const LinearJob output{&layer.output, hidden, hidden_size, true};
@@ -277,7 +322,8 @@ void Model::run_head(const treadle_sampling* sampling, int32_t num_sampled, int3
     if (num_sampled == 0) return;
     const int64_t hidden_size = desc_.hidden_size;
     for (int32_t i = 0; i < num_sampled; ++i) {
-        std::memcpy(selected_.data() + i * hidden_size, hidden_.data() + sampling[i].token_index * hidden_size,
+        const int64_t place = place_of_token_[sampling[i].token_index];
+        std::memcpy(selected_.data() + i * hidden_size, hidden_.data() + place * hidden_size,
                     hidden_size * sizeof(float));
     }
     prepare(selected_.data(), num_sampled, hidden_size, desc_.final_norm, needs_of({&desc_.head}));

@@ -39,7 +39,14 @@ class Model {
     using Clock = std::chrono::steady_clock;
 
     void embed(const int32_t* token_ids, int64_t num_tokens);
-    void run_layer(const treadle_kv& kv, int64_t index, int64_t num_tokens);
+    void plan_attention(const treadle_kv& kv);
+    // A layer up to the keys and values of all tokens, which other tokens may read.
+    void store_keys_and_values(const treadle_kv& kv, int64_t index);
+    // The rest of a layer, in place.
+    void finish_layer(const treadle_kv& kv, int64_t index);
+    // Leaves only tokens that are sampled from in rows_, and what follows them in their rows: of the last layer, nobody
+    // reads the rest of others.
+    void keep_sampled(const treadle_kv& kv, const treadle_sampling* sampling, int32_t num_sampled);
     // Head norms, rotation and storing of keys and values of all tokens.
     void rotate_and_store(const treadle_kv& kv, int64_t layer, int64_t num_tokens);
     void run_mlp(const treadle_layer& layer, int64_t num_tokens);
@@ -91,10 +98,13 @@ class Model {
     ThreadScratch scratch_;
     ThreadScratch normed_rows_;  // of a chunk
     AttentionPlan attention_;
-    // Of each token in the step: its row, and its position in the request.
+    // Of each token in the step: its row, its position in the request, and where its hidden state is.
     std::vector<int32_t> row_of_token_;
     std::vector<int32_t> position_of_token_;
+    std::vector<int32_t> place_of_token_;
     treadle_rows rows_{};
+    std::vector<int32_t> kept_starts_;  // of the rows of the last layer
+    std::vector<int32_t> first_kept_;   // token of each row
 
     double* squares_ = nullptr;   // where steps write what they observe
     double* observed_ = nullptr;  // where the next layer's go, or null
