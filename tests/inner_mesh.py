@@ -67,7 +67,7 @@ class InnerMesh:
         epoch = new_epoch(SystemClock())
         executor = self.executors[name] = FakeExecutor(max_draft_tokens=self.max_draft_tokens)
         servicer = self.workers[name] = WorkerServicer(SystemClock(), max_run_ahead_depth=4)
-        facts = {"block_size": 16, "max_num_batched_tokens": 512, "device": "fake", "dtype": "none"}
+        facts = {"block_size": 16, "max_num_batched_tokens": 544, "device": "fake", "dtype": "none"}
         servicer.loaded(
             executor,
             Capabilities(

@@ -75,7 +75,7 @@ class WorkerConfig(ServiceConfig):
     max_model_len: int = 0
     """Longest prompt and output together, in tokens; 0: what the model was made for, or what fits the KV cache."""
 
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int = 544
     """Most tokens that one step may compute; bounds the activations' memory and a step's time."""
 
     max_run_ahead_depth: int = 4

@@ -13,6 +13,7 @@ class SchedulerLimits:
 
     Attributes:
         max_num_batched_tokens: Tokens of one step; at least ``max_num_requests``, so that every decode always fits.
+            Prompts fill it to :attr:`num_filled_tokens`, and to the last token only where that ends one.
         max_num_requests: Running requests per worker.
         max_waiting_requests: Requests in the queue, beyond which a submission is refused.
         max_waiting_tokens: Known tokens of those, likewise; a single request may exceed it when no other waits.
@@ -24,7 +25,7 @@ class SchedulerLimits:
         max_timelines: Ended requests that can be explained; 0: only live ones can.
     """
 
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int = 544
     max_num_requests: int = 64
     max_waiting_requests: int = 1024
     max_waiting_tokens: int = 1 << 20
@@ -34,6 +35,14 @@ class SchedulerLimits:
     batch_wait_ms: int = 0
     target_itl_ms: float = 0.0
     max_timelines: int = 1000
+
+    @property
+    def num_filled_tokens(self) -> int:
+        """Tokens up to which prompts fill a step.
+
+        A sixteenth is left, in sixteens, for the last tokens of a prompt that would cost a step of their own.
+        """
+        return self.max_num_batched_tokens - self.max_num_batched_tokens // 256 * 16
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

@@ -3,7 +3,8 @@
 Decodes first: a request with one token left to compute always gets it, whatever the budget. What is left of the
 budget goes to longer catch-ups (new prompts, resumed and preempted requests) in order of admission, each as much as
 fits and no more than the long-prefill threshold, so that several long prompts progress side by side. So a long prompt
-adds at most one chunk to a step, however long it is.
+adds at most one chunk to a step, however long it is. A step is not filled to its last token, unless that ends a prompt:
+a few tokens more cost little, but a step for them alone reads all weights.
 
 A request without a free slot waits for its refill; only its own row is left out of the step. Cost is O(running
 requests), whatever the length of their contexts.
@@ -83,17 +84,20 @@ def _plan_chunks(
     """Add rows for ``catch_ups``, as :func:`plan_rows` says, to a step that has its decodes."""
     num_decodes = step.num_decodes
     max_chunk = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
-    num_left = min(max(budget - num_decodes, MIN_CHUNK), limits.max_num_batched_tokens - num_decodes)
+    num_filled = min(budget, limits.num_filled_tokens)
+    num_left = min(max(num_filled - num_decodes, MIN_CHUNK), limits.max_num_batched_tokens - num_decodes)
+    num_spare = max(0, budget - num_decodes - num_left)
     half = max(MIN_CHUNK, -(-num_left // 2))
     num_by_tenant: dict[str, int] = {}
     for request in catch_ups:
-        if num_left == 0:
+        if num_left <= 0:
             break
         tenant = request.submission.tenant
         num_of_tenant = num_by_tenant.get(tenant, 0)
         num_wanted = request.num_expected_tokens - request.num_planned_tokens
         max_of_tenant = half if is_held_back(request) else limits.max_num_batched_tokens
-        num_tokens = min(num_wanted, num_left, max_chunk, max_of_tenant - num_of_tenant)
+        num_that_fit = num_wanted if num_wanted <= num_left + num_spare else num_left
+        num_tokens = min(num_that_fit, max_chunk, max_of_tenant - num_of_tenant)
         if num_tokens > 0:
             step.add(request, num_tokens)
             step.has_chunks = True

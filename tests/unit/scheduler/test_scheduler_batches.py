@@ -1,5 +1,6 @@
 """What a step holds when prompts are long, batches are to fill, or a step time is to be kept."""
 
+import random
 from dataclasses import replace
 
 from services.scheduler.core import SchedulerLimits, StepResult
@@ -64,6 +65,57 @@ def test_nothing_waits_when_no_wait_is_set() -> None:
     harness.add("a")
     harness.talk()
     assert harness.scheduler.next_begin_ms() is None
+    assert row_sizes(harness) == [3]
+
+
+def wide_harness(**limits: int) -> Harness:
+    """A worker whose steps have up to 256 tokens, filled to 240."""
+    return Harness(
+        replace(LIMITS, max_num_batched_tokens=256, **limits), replace(WORKER_INFO, num_blocks=400, max_model_len=900)
+    )
+
+
+def test_step_takes_a_few_tokens_more_when_they_end_a_prompt() -> None:
+    harness = wide_harness()
+    harness.add("a", (1,) * (240 + 256), 2)
+    assert row_sizes(harness) == [240]
+    assert row_sizes(harness) == [256]
+    harness.add("b", (2,) * 257, 2)
+    assert row_sizes(harness) == [1, 239]
+    assert row_sizes(harness) == [18]
+
+
+def test_tokens_that_end_a_prompt_are_not_left_for_a_step_of_their_own_beside_others() -> None:
+    harness = wide_harness()
+    harness.add("a", (1,) * 100, 9)
+    harness.add("b", (2,) * 150, 9)
+    harness.add("c", (3,) * 300, 9)
+    assert row_sizes(harness) == [100, 150]
+    assert row_sizes(harness) == [1, 1, 238]
+    harness.add("d", (4,) * 190, 9)
+    assert row_sizes(harness) == [1, 1, 62, 190]
+
+
+def test_no_step_exceeds_its_bound_and_no_prompt_is_left_behind() -> None:
+    rng = random.Random(3)
+    for _ in range(20):
+        harness = wide_harness()
+        lengths = [rng.randint(1, 800) for _ in range(4)]
+        for index, length in enumerate(lengths):
+            harness.add(f"request-{index}", (index,) * length, rng.randint(1, 5))
+        num_computed = 0
+        while num_computed < sum(lengths):
+            sizes = row_sizes(harness)
+            assert 0 < sum(sizes) <= 256
+            num_computed += sum(sizes)
+        harness.run_to_rest()
+        assert len(harness.outputs()) == len(lengths)
+
+
+def test_bounded_chunks_stay_bounded_at_the_end_of_a_prompt() -> None:
+    harness = wide_harness(long_prefill_token_threshold=100)
+    harness.add("a", (1,) * 103, 2)
+    assert row_sizes(harness) == [100]
     assert row_sizes(harness) == [3]
 
 

@@ -57,10 +57,10 @@ def test_fastest_step_is_remembered_and_slowly_forgotten() -> None:
 
 def test_budget_is_the_whole_step_without_a_target_or_knowledge() -> None:
     model = learnt((4, 10.0), (204, 110.0))
-    assert budget_within_target(SchedulerLimits(), model) == 512
-    assert budget_within_target(SchedulerLimits(target_itl_ms=60), StepTimeModel()) == 512
+    assert budget_within_target(SchedulerLimits(), model) == 544
+    assert budget_within_target(SchedulerLimits(target_itl_ms=60), StepTimeModel()) == 544
     assert budget_within_target(SchedulerLimits(target_itl_ms=60), model) == 104
-    assert budget_within_target(SchedulerLimits(target_itl_ms=6000), model) == 512
+    assert budget_within_target(SchedulerLimits(target_itl_ms=6000), model) == 544
 
 
 def test_line_is_told_once_steps_of_two_sizes_are_known() -> None:
