@@ -4,7 +4,8 @@
 On a shared machine the speed drifts by half within minutes, so figures of two runs say little about two versions. Here
 each checkout has a process with its own library; they compute the same step one after the other, so that both meet the
 same hour, and what counts is the median of the ratios. The engine must be built in each checkout. Loads: ``8`` is a
-batch of 8 decoding requests with 256 tokens of context, ``512@1024`` a chunk of 512 tokens of a prompt after 1,024.
+batch of 8 decoding requests with 256 tokens of context, ``512@1024`` a chunk of 512 tokens of a prompt after 1,024,
+``512@0+3`` one beside 3 decoding requests with 1,024 tokens of context.
 
 A checkout may be told what activations to take, and what format keys and values have (``.:ROTATED:INT8``), so that one
 can be compared with itself.
@@ -34,6 +35,7 @@ from treadle_kernels import cpu
 from treadle_kernels.cpu import SAMPLING_DTYPE, StepPhase, StepRows
 
 CONTEXT = 256
+CONTEXT_BESIDE_CHUNKS = 1024
 
 
 def take_turns(checkout: str, activations: str | None, kv: str) -> None:
@@ -64,17 +66,21 @@ def load_arguments(load: str) -> tuple[StepRows, np.ndarray, np.ndarray]:
     """Make the arguments of a step."""
     if "@" not in load:
         return kernels_cpu.decode_arguments(int(load), CONTEXT)
-    chunk, start = map(int, load.split("@"))
-    num_blocks = -(-(start + chunk) // kernels_cpu.BLOCK_SIZE)
+    of_prompt, _, decodes = load.partition("+")
+    chunk, start = map(int, of_prompt.split("@"))
+    num_decodes = int(decodes or 0)
+    contexts = np.array([*[CONTEXT_BESIDE_CHUNKS] * num_decodes, start + chunk], dtype=np.int32)
+    block_starts = np.concatenate([[0], np.cumsum(-(-contexts // kernels_cpu.BLOCK_SIZE))]).astype(np.int32)
     rows = StepRows(
-        query_starts=np.array([0, chunk], dtype=np.int32),
-        context_lens=np.array([start + chunk], dtype=np.int32),
-        block_ids=np.arange(1, 1 + num_blocks, dtype=np.int32),
-        block_starts=np.array([0, num_blocks], dtype=np.int32),
+        query_starts=np.array([*range(num_decodes + 1), num_decodes + chunk], dtype=np.int32),
+        context_lens=contexts,
+        block_ids=np.arange(1, 1 + block_starts[-1], dtype=np.int32),
+        block_starts=block_starts,
     )
-    sampling = np.zeros(1, dtype=SAMPLING_DTYPE)
-    sampling["top_p"], sampling["token_index"] = 1, chunk - 1
-    return rows, np.arange(chunk, dtype=np.int32), sampling
+    sampling = np.zeros(num_decodes + 1, dtype=SAMPLING_DTYPE)
+    sampling["top_p"] = 1
+    sampling["token_index"] = rows.query_starts[1:] - 1
+    return rows, np.arange(num_decodes + chunk, dtype=np.int32), sampling
 
 
 class TurnTaker:

@@ -16,7 +16,7 @@ constexpr int kSumsAtOnce = 4;                   // tiles of sums: four column t
 constexpr int64_t kTileBytes = 1024;             // of either operand
 constexpr int64_t kAllSteps = int64_t{1} << 40;
 constexpr int64_t kRunSteps = 18;                // at most, of a run of inputs: 36 KB of weights
-constexpr int64_t kUnfinishedRows = 256;         // have sums of some runs, but not of all
+constexpr int64_t kUnfinishedRows = 288;         // have sums of some runs, but not of all
 constexpr int64_t kSumBytes = (2 + kUnfinishedRows / (2 * kRowBlock)) * kSumsAtOnce * kTileSums * 4;
 
 // What is multiplied: `Sum` is the type of sums; are_bytes says which instruction.

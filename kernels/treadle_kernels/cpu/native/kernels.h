@@ -208,11 +208,11 @@ constexpr int64_t kMaxLinearRows = 512;  // of a call
 
 // What a thread's part of a product needs, whatever the kernel. Two terms: codes and products on their way, and sums of
 // the rows of a call for two column tiles; or two rows of terms. Rotated and nearest: two sets of sums of four tiles, and
-// those of 256 rows between two runs of inputs. Nearest: two column tiles of a run besides.
+// those of 288 rows between two runs of inputs. Nearest: two column tiles of a run besides.
 constexpr int64_t linear_scratch_bytes(int64_t k) {
     const int64_t of_sums = 24 * 1024 + kMaxLinearRows * 2 * kColumns * int64_t{sizeof(float)};
     const int64_t of_rows = 20 * (k + 1024);
-    const int64_t of_tiles = 76 * 1024;
+    const int64_t of_tiles = 80 * 1024;
     const int64_t most = of_sums > of_rows ? of_sums : of_rows;
     return most > of_tiles ? most : of_tiles;
 }

@@ -18,13 +18,14 @@ class RowShares {
  public:
     // In products and attention: a weight is decoded once for all rows of a chunk, and would be decoded by each thread.
     static constexpr int64_t kLeastOfProducts = 64;
-    // In loops over rows alone. Shares begin with a run of the KV cache, as neighbours' numbers lie in the same lines there.
+    // In loops over rows alone.
     static constexpr int64_t kLeast = 16;
+    // Shares begin with a tile of rows, and with a run of the KV cache, as neighbours' numbers lie in the same lines there.
+    static constexpr int64_t kGrain = 16;
 
     RowShares(int64_t rows, int num_threads, int64_t least) : rows_(rows) {
-        const int64_t grain = least < 32 ? least : 32;
         if (num_threads > 1 && rows >= least * num_threads) {
-            share_ = (rows + num_threads * grain - 1) / (num_threads * grain) * grain;
+            share_ = (rows + num_threads * kGrain - 1) / (num_threads * kGrain) * kGrain;
         }
     }
     bool are_owned() const { return share_ > 0; }
