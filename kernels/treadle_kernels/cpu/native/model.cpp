@@ -118,6 +118,7 @@ void Model::plan_attention(const treadle_kv& kv) {
 void Model::embed(const int32_t* token_ids, int64_t num_tokens) {
     pool_.run_rows(num_tokens, kRowsPerChunk, [&](int64_t begin, int64_t end, int) {
         for (int64_t token = begin; token < end; ++token) {
+            if (token + 1 < end) prefetch_row(desc_.embedding, token_ids[token + 1]);
             unpack_row(desc_.embedding, token_ids[token], hidden_.data() + token * desc_.hidden_size);
         }
     });

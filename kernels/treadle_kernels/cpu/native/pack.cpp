@@ -277,14 +277,21 @@ void unpack_row(const treadle_linear& weights, int64_t row, float* out) {
     for (int64_t g = 0; g < weights.k / kGroup; ++g) {
         const uint8_t* quants = tile + g * info.quant_bytes;
         const float minimum = info.has_minimum ? load_scale(info, tile + layout.minima, g * kColumns + column) : 0.0f;
-        for (int i = 0; i < kGroup; ++i) {
-            const int64_t index = (g * info.scales_per_group + i / run) * kColumns + column;
+        for (int first = 0; first < kGroup; first += run) {
+            const int64_t index = (g * info.scales_per_group + first / run) * kColumns + column;
             const float scale = load_scale(info, tile + layout.scales, index);
-            const int code = read_code(info, quants, column, i);
-            const float product = static_cast<float>(code - info.offset) * scale;
-            out[g * kGroup + i] = info.has_minimum ? product + minimum : product;
+            for (int i = first; i < first + run; ++i) {
+                const float product = static_cast<float>(read_code(info, quants, column, i) - info.offset) * scale;
+                out[g * kGroup + i] = info.has_minimum ? product + minimum : product;
+            }
         }
     }
+}
+
+void prefetch_row(const treadle_linear& weights, int64_t row) {
+    const int64_t tile_bytes = tile_layout(*format_info(weights.format), weights.k).tile_bytes;
+    const uint8_t* tile = static_cast<const uint8_t*>(weights.data) + row / kColumns * tile_bytes;
+    for (int64_t i = 0; i < tile_bytes; i += 64) __builtin_prefetch(tile + i);
 }
 
 }  // namespace treadle

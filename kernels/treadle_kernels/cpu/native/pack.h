@@ -19,6 +19,8 @@ int check_linear(const treadle_linear& weights, const char* what);
 void pack(const FormatInfo& info, const uint8_t* raw, int64_t n, int64_t k, uint8_t* packed);
 // Decodes one row of packed weights to out[k].
 void unpack_row(const treadle_linear& weights, int64_t row, float* out);
+// Asks for what that reads.
+void prefetch_row(const treadle_linear& weights, int64_t row);
 
 }  // namespace treadle
 

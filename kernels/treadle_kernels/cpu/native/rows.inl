@@ -189,12 +189,22 @@ void rotate_row(const RunsOfRow& x, int64_t k, float* scratch, const treadle::Ro
 }
 
 void rms_norm_row(const float* x, const float* weight, int64_t n, float eps, float* y) {
-    F squares = f_set(0.0f);
-    for (int64_t i = 0; i < n; i += 16) {
-        const F a = i + 16 <= n ? f_load(x + i) : f_load_first(x + i, rest(n, i));
-        squares = f_fma(a, a, squares);
+    // Four sums, of every fourth vector, or each addition would wait for the one before.
+    F squares[4] = {f_set(0.0f), f_set(0.0f), f_set(0.0f), f_set(0.0f)};
+    int64_t done = 0;
+    for (; done + 64 <= n; done += 64) {
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+            const F a = f_load(x + done + 16 * j);
+            squares[j] = f_fma(a, a, squares[j]);
+        }
     }
-    const F factor = f_set(1.0f / __builtin_sqrtf(f_sum(squares) / static_cast<float>(n) + eps));
+    for (; done < n; done += 16) {
+        const F a = f_load_first(x + done, rest(n, done));
+        squares[0] = f_fma(a, a, squares[0]);
+    }
+    const F all = f_add(f_add(squares[0], squares[1]), f_add(squares[2], squares[3]));
+    const F factor = f_set(1.0f / __builtin_sqrtf(f_sum(all) / static_cast<float>(n) + eps));
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) f_store(y + i, f_mul(f_mul(f_load(x + i), factor), f_load(weight + i)));
     if (i < n) {
