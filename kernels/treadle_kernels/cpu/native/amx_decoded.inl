@@ -3,7 +3,8 @@
 
 namespace {
 
-// Writes a group as the second operand of a tile product: [16 pairs][16 columns][2].
+// Writes a group as the second operand of a tile product: [16 pairs][16 columns][2]. Beside tiles, a core does floating
+// arithmetic and shifts on one port alone, so halves are moved by shuffles, which take the other.
 template <class Fmt>
 class GroupDecoder {
  public:
@@ -37,8 +38,9 @@ class GroupDecoder {
                                                      uint8_t* out) const {
         const F first = weights.of(quad, numbers_.template at<kFirst>(codes));
         const F second = weights.of(quad, numbers_.template at<kSecond>(codes));
-        const I low = _mm512_srli_epi32(_mm512_castps_si512(first), 16);
-        _mm512_store_si512(out, _mm512_mask_blend_epi16(0xaaaaaaaau, low, _mm512_castps_si512(second)));
+        const I upper_halves = _mm512_set4_epi32(0x0f0e, 0x0b0a, 0x0706, 0x0302);  // to the lower ones
+        _mm512_store_si512(out, _mm512_mask_shuffle_epi8(_mm512_castps_si512(second), 0x3333'3333'3333'3333u,
+                                                         _mm512_castps_si512(first), upper_halves));
     }
 
     const CodeNumbers<Fmt::bits, Fmt::offset> numbers_{};
@@ -82,8 +84,9 @@ class DecodedTiles {
         decoder_.decode({start, start + layout_.scales, start + layout_.minima}, g, out);
     }
 
-    // Writes groups of a column tile, from `first` on.
+    // Writes groups of a column tile, from `first` on; sums in tiles are lost.
     void decode_run(int64_t tile, int64_t first, int64_t groups, uint8_t* out) const {
+        keep_tiles_awake();
         for (int64_t g = 0; g < groups; ++g) decode(tile, first + g, out + g * kTileBytes);
         order_memory();
     }

@@ -19,6 +19,10 @@ constexpr int64_t kRunSteps = 18;                // at most, of a run of inputs:
 constexpr int64_t kUnfinishedRows = 288;         // have sums of some runs, but not of all
 constexpr int64_t kSumBytes = (2 + kUnfinishedRows / (2 * kRowBlock)) * kSumsAtOnce * kTileSums * 4;
 
+// The unit of tile products sleeps when it has had nothing to do for about half a microsecond, and takes as long to wake
+// up, which all other instructions wait for. To be called about as often in between; tile 3 is overwritten.
+inline __attribute__((always_inline)) void keep_tiles_awake() { _tile_dpbf16ps(3, 6, 4); }
+
 // What is multiplied: `Sum` is the type of sums; are_bytes says which instruction.
 struct OfBytes {
     using Sum = int32_t;
