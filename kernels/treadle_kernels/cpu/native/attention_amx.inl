@@ -30,6 +30,9 @@ class TileProducts {
           // With few rows, arithmetic does not hide memory.
           prefetches_(call.num_queries * call.group_size <= kTermRows) {}
 
+    // See keep_tiles_awake; sums under way are lost.
+    void stay_awake() const { _tile_dpbf16ps(3, 5, 4); }
+
     // How often to advance until scores are done.
     int num_score_parts(const TermStep& step) const {
         return (step.range.last_run() - step.range.first_run() + 3) / 4 * num_parts();

@@ -38,6 +38,7 @@ class TermAttention {
             finish(last);
         }
         for (int row = 0; row < rows_ && call_.out != nullptr; ++row) {
+            if (row % kTermRows == 0) products_.stay_awake();
             write_output(call_, row, scratch_.sums[row], scratch_.outputs + row * padded_);
         }
     }
@@ -50,6 +51,7 @@ class TermAttention {
         // Of a tile with fewer rows than it could have, no others are read.
         const int filled = rows_ <= kTermRows ? rows_ : (rows_ + kTermRows - 1) / kTermRows * kTermRows;
         for (int row = 0; row < filled; ++row) {
+            if (row % kTermRows == 0) products_.stay_awake();
             const float* query = query_of(call_, row);
             uint16_t* out = scratch_.queries + row / kTermRows * groups_ * kTerms * kQueryWords +
                             row % kTermRows * kGroup;

@@ -133,6 +133,7 @@ class VectorProducts {
     VectorProducts(const AttentionCall& call, float* widened)
         : head_dim_(call.kv.head_dim), padded_(call.kv.padded_head_dim), widened_(widened) {}
 
+    void stay_awake() const {}
     bool has_order(const TermStep&) const { return false; }
     void add_in_order(const TermStep&, int) const {}
     void score_in_order(const TermStep&, int) const {}
