@@ -311,7 +311,10 @@ class RowsProduct {
 
     void write(const TileSums<Operands>& sums) const {
         auto outputs = writer_.outputs(sums);
-        for (int64_t i = 0; i < sums.num_rows; ++i) outputs.write_next();
+        for (int64_t i = 0; i < sums.num_rows; ++i) {
+            if (i % kRowBlock == 0) keep_tiles_awake();
+            outputs.write_next();
+        }
         order_memory();
     }
 
