@@ -195,6 +195,38 @@ def test_seeded_tokens_do_not_depend_on_the_batch(model_file):
     assert sample([0, 1, 2]) == [sample([index])[0] for index in range(3)] == sample([2, 0, 1])[1:] + sample([2])
 
 
+@pytest.mark.parametrize("activations", ActivationFormat, ids=lambda a: a.name)
+@pytest.mark.parametrize("kv_dtype", list(KvDtype), ids=lambda d: d.name)
+def test_what_is_not_sampled_from_changes_no_bit_of_what_is(isa, model_file, activations, kv_dtype):
+    settings = {"activations": activations, "activation_terms": TERMS[activations]}
+    model = load_native(model_file("llama", "Q4_1"), ThreadPool(2), **settings)
+    rng = np.random.default_rng(11)
+    counts = (140, 1, 37, 20, 1)  # of new tokens; tables are those of 48 older ones besides
+    tables = disjoint_tables(rng, [count + 48 for count in counts])
+    older, newer = (
+        make_rows([(n, 48 + m) for n, m in sizes], tables)
+        for sizes in ([(48, 0)] * len(counts), [(count, count) for count in counts])
+    )
+    old_tokens, new_tokens = (rng.integers(0, 288, n).astype(np.int32) for n in (48 * len(counts), sum(counts)))
+    all_of_them = np.arange(len(new_tokens))
+    # The last of a row, some on the way, one twice, in no order; nothing of the third row.
+    some = np.array([198, 139, 60, 140, 61, 197, 139])
+
+    def step(token_indexes):
+        cache = make_cache(model, 2, dtype=kv_dtype)
+        model.step(cache, older, old_tokens, np.zeros(0, dtype=SAMPLING_DTYPE))
+        sampling = np.zeros(len(token_indexes), dtype=SAMPLING_DTYPE)
+        sampling["top_p"], sampling["token_index"] = 1, token_indexes
+        logits = np.empty((len(token_indexes), model.shape.vocab_size), dtype=np.float32)
+        model.step(cache, newer, new_tokens, sampling, logits)
+        return logits, cache.memory.copy()
+
+    expected, memory = step(all_of_them)
+    logits, memory_of_some = step(some)
+    np.testing.assert_array_equal(logits, expected[some])
+    np.testing.assert_array_equal(memory_of_some, memory)
+
+
 def test_a_step_may_sample_nothing_or_hold_nothing(model_file):
     model = load_native(model_file("llama", "F32"), ThreadPool(2))
     none = np.zeros(0, dtype=SAMPLING_DTYPE)
