@@ -20,8 +20,8 @@ from treadle_kernels.cpu import KvCache
 
 _LEAD_BYTES = 32 << 20
 """Kept while steps run."""
-_IDLE_LEAD_BYTES = 512 << 20
-"""Reached while none runs: what 80 requests of 256 tokens of the default model take."""
+_IDLE_LEAD_BYTES = 1 << 30
+"""Reached while none runs: what 45 prompts of 1,024 tokens of the default model take."""
 _PIECE_BYTES = 2 << 20
 """Touched in one go: one huge page."""
 _IDLE_S = 0.05
