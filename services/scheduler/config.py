@@ -21,7 +21,7 @@ class SchedulerConfig(ServiceConfig):
 
     max_num_batched_tokens: int = 544
     """Most tokens of one step; a prompt that is longer is computed in chunks. Bounds what a prefill adds to the time
-    between two tokens of the streams that run beside it. A sixteenth of it (32 of 544) is left for the ends of prompts,
+    between two tokens of the streams that run beside it. 16 of every 256 (32 of 544) are left for the ends of prompts,
     which would be steps of their own."""
 
     max_num_requests: int = 64

@@ -40,7 +40,7 @@ class SchedulerLimits:
     def num_filled_tokens(self) -> int:
         """Tokens up to which prompts fill a step.
 
-        A sixteenth is left, in sixteens, for the last tokens of a prompt that would cost a step of their own.
+        16 of every whole 256 are left for the last tokens of a prompt, which would cost a step of their own.
         """
         return self.max_num_batched_tokens - self.max_num_batched_tokens // 256 * 16
 
