@@ -96,8 +96,9 @@ def _plan_chunks(
         num_of_tenant = num_by_tenant.get(tenant, 0)
         num_wanted = request.num_expected_tokens - request.num_planned_tokens
         max_of_tenant = half if is_held_back(request) else limits.max_num_batched_tokens
-        num_that_fit = num_wanted if num_wanted <= num_left + num_spare else num_left
-        num_tokens = min(num_that_fit, max_chunk, max_of_tenant - num_of_tenant)
+        num_tokens = min(num_wanted, max_chunk, max_of_tenant - num_of_tenant)
+        if num_tokens < num_wanted or num_tokens > num_left + num_spare:
+            num_tokens = min(num_tokens, num_left)
         if num_tokens > 0:
             step.add(request, num_tokens)
             step.has_chunks = True

@@ -119,6 +119,15 @@ def test_bounded_chunks_stay_bounded_at_the_end_of_a_prompt() -> None:
     assert row_sizes(harness) == [3]
 
 
+def test_step_takes_no_more_where_that_ends_no_prompt() -> None:
+    harness = wide_harness(long_prefill_token_threshold=100)
+    harness.add("a", (1,) * 100, 2)
+    harness.add("b", (2,) * 45, 2)
+    harness.add("c", (3,) * 103, 2)
+    assert row_sizes(harness) == [100, 45, 95]
+    assert row_sizes(harness) == [1, 1, 8]
+
+
 def timed_step(harness: Harness) -> float:
     """Step on a device whose steps take BASE_MS and MS_PER_TOKEN; return the time."""
     harness.talk()
