@@ -97,14 +97,11 @@ void Model::step(const treadle_kv& kv, const treadle_rows& rows, const int32_t* 
     plan_attention(kv);
     embed(token_ids, rows.num_tokens);
     lap(kEmbed);
-    const int64_t last = desc_.num_layers - 1;
-    for (int64_t layer = 0; layer < last; ++layer) {
+    for (int64_t layer = 0; layer < desc_.num_layers; ++layer) {
         store_keys_and_values(kv, layer);
-        finish_layer(kv, layer);
+        if (layer + 1 == desc_.num_layers && observed_ == nullptr) keep_sampled(kv, sampling, num_sampled);
+        if (rows_.num_tokens > 0) finish_layer(kv, layer);
     }
-    store_keys_and_values(kv, last);
-    if (observed_ == nullptr) keep_sampled(kv, sampling, num_sampled);
-    if (rows_.num_tokens > 0) finish_layer(kv, last);
     run_head(sampling, num_sampled, sampled, logits);
 }
 
@@ -207,7 +204,8 @@ void Model::store_keys_and_values(const treadle_kv& kv, int64_t index) {
     const treadle_layer& layer = layers_[index];
     const int64_t hidden_size = desc_.hidden_size, kv_width = int64_t{desc_.num_kv_heads} * desc_.head_dim;
     const int64_t num_tokens = rows_.num_tokens;
-    prepare(hidden_.data(), num_tokens, hidden_size, layer.attention_norm, needs_of({&layer.query, &layer.key, &layer.value}));
+    const Needs needs = needs_of({&layer.query, &layer.key, &layer.value});
+    prepare(hidden_.data(), num_tokens, hidden_size, layer.attention_norm, needs);
     lap(kNorm);
     float* qkv = qkv_.data();
     const LinearJob projections[] = {{&layer.query, qkv, qkv_width_, false},
@@ -221,16 +219,15 @@ void Model::store_keys_and_values(const treadle_kv& kv, int64_t index) {
 
 void Model::keep_sampled(const treadle_kv& kv, const treadle_sampling* sampling, int32_t num_sampled) {
     const int32_t* starts = rows_.query_starts;
-    std::vector<int32_t>& firsts = first_kept_;  // of each row
-    firsts.assign(starts + 1, starts + 1 + rows_.num_rows);
+    first_kept_.assign(starts + 1, starts + 1 + rows_.num_rows);  // none
     for (int32_t i = 0; i < num_sampled; ++i) {
-        int32_t& first = firsts[row_of_token_[sampling[i].token_index]];
+        int32_t& first = first_kept_[row_of_token_[sampling[i].token_index]];
         first = std::min(first, sampling[i].token_index);
     }
     int32_t num_kept = 0;
     kept_starts_.assign(1, 0);
     for (int32_t row = 0; row < rows_.num_rows; ++row) {
-        for (int32_t token = firsts[row]; token < starts[row + 1]; ++token, ++num_kept) {
+        for (int32_t token = first_kept_[row]; token < starts[row + 1]; ++token, ++num_kept) {
             place_of_token_[token] = num_kept;
             if (token == num_kept) continue;
             std::memcpy(hidden_.data() + num_kept * desc_.hidden_size, hidden_.data() + token * desc_.hidden_size,
