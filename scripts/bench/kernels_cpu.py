@@ -37,7 +37,7 @@ from treadle_kernels.cpu import (
 
 HIDDEN, WIDTH, NUM_LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 576, 1536, 30, 9, 3, 64, 49152
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 512)
-BLOCK_SIZE = 16
+BLOCK_SIZE = 32
 MAX_TOKENS = 1024
 _MOST_WEIGHT_BYTES = 1 << 30  # reserved; what is not written takes no memory
 
@@ -133,7 +133,7 @@ def build(options: argparse.Namespace) -> Setup:
     shape = ModelShape(
         HIDDEN, WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, 1e-5, None, MAX_TOKENS, 128, activations, terms
     )
-    cache = KvCache(KvShape(NUM_LAYERS, KV_HEADS, HEAD_DIM, KvDtype[options.kv], BLOCK_SIZE), 128 * 17 + 80)
+    cache = KvCache(KvShape(NUM_LAYERS, KV_HEADS, HEAD_DIM, KvDtype[options.kv], BLOCK_SIZE), 64 * 17 + 40)
     return Setup(CpuModel(shape, weights, pool), weights, pool, cache, options.repeats, activations, terms)
 
 

@@ -30,7 +30,7 @@ _FLAGS_BY_STEM: dict[str, dict[str, tuple[str, ...]]] = {
         "isa_avx2": _AVX2,
         "isa_avx_vnni": (*_AVX2, "-mavxvnni"),
         "isa_avx512": _AVX512,
-        "isa_amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8", "-mavx512bf16"),
+        "isa_amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8", "-mavx512bf16", "-mavx512vbmi"),
     },
     "aarch64": {
         "isa_plain": _PLAIN,

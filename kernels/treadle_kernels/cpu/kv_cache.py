@@ -36,7 +36,7 @@ class KvShape:
     num_kv_heads: int
     head_dim: int
     dtype: KvDtype = KvDtype.BF16
-    block_size: int = 16
+    block_size: int = 32
 
     def bytes_per_block(self) -> int:
         """Bytes of one block, all layers together. Pure.

@@ -9,13 +9,12 @@
 
 namespace {
 
-// Tiles 0 to 3 hold sums, 4 keys of a run and a group, 5 the term of queries that meets them, 6 values of a run and
-// sixteen dims, 7 the term of weights that meets those.
+// Tiles 0 to 3 hold sums, 4 keys of a run and a group, 5 the term of queries that meets them, 6 values of a pair of runs
+// and sixteen dims, 7 the term of weights that meets those; steps in a fixed order have the other group of keys and
+// queries in 6 and 7.
 inline TileConfig attention_config(int num_rows) {
     TileConfig config;
-    for (int tile = 0; tile < 8; ++tile) {
-        config.set(tile, tile == 4 ? 16 : tile == 6 ? 8 : num_rows, tile == 7 ? 32 : 64);
-    }
+    for (int tile = 0; tile < 8; ++tile) config.set(tile, tile == 4 || tile == 6 ? 16 : num_rows, 64);
     return config;
 }
 
@@ -57,18 +56,18 @@ class TileProducts {
 
     int start_outputs(const TermStep& step) {
         summing_ = step;
-        summed_run_ = step.range.first_run();
+        summed_pair_ = step.range.first_pair();
         column_ = 0;
-        return static_cast<int>((padded_ + 63) / 64) * (step.range.last_run() - summed_run_);
+        return static_cast<int>((padded_ + 63) / 64) * (step.range.last_pair() - summed_pair_);
     }
     inline __attribute__((always_inline)) void advance_outputs() {
         const int64_t left = (padded_ - column_) / 16;
-        if (left >= 4) add_run<4>();
-        if (left == 3) add_run<3>();
-        if (left == 2) add_run<2>();
-        if (left == 1) add_run<1>();
-        if (++summed_run_ < summing_.range.last_run()) return;
-        summed_run_ = summing_.range.first_run();
+        if (left >= 4) add_pair<4>();
+        if (left == 3) add_pair<3>();
+        if (left == 2) add_pair<2>();
+        if (left == 1) add_pair<1>();
+        if (++summed_pair_ < summing_.range.last_pair()) return;
+        summed_pair_ = summing_.range.first_pair();
         column_ += 64;
     }
 
@@ -78,45 +77,65 @@ class TileProducts {
         return kTerms == 1 && head_dim_ == kOrderedDims && !prefetches_ && step.range.first_run() == 0;
     }
 
-    // The weights of a run meet its values.
-    inline __attribute__((always_inline)) void add_in_order(const TermStep& step, int run) const {
-        const int runs = step.range.last_run();
-        if (run >= runs) return;
+    // One of eight parts of a step's outputs: the weights of a pair meet half of the dims of its values, then the others.
+    inline __attribute__((always_inline)) void add_in_order(const TermStep& step, int part) const {
+        const int pair = part / 2, pairs = step.range.last_pair();
+        if (pair >= pairs) return;
+        const uint16_t* values = step.runs->values[2 * pair] + part % 2 * 64;
+        float* out = step.outputs + part % 2 * 32;
         order_memory();
-        if (run == 0) zero_sums<4>();
-        add_values<4>(step.weights + 2 * run * kRunScores, step.runs->values[run], kOrderedDims);
-        if (run + 1 == runs) store_sums<4>(step.outputs, 16, 4 * kOrderedDims);
+        if (part % 2 == 0) {
+            if (pair == 0) zero_sums<4>();
+            _tile_loadd(7, step.weights_of(pair, 0), 64);
+            add_values<0>(values, kOrderedDims);
+            add_values<1>(values + 32, kOrderedDims);
+        } else {
+            add_values<2>(values, kOrderedDims);
+            add_values<3>(values + 32, kOrderedDims);
+        }
+        if (pair + 1 == pairs) {
+            part % 2 == 0 ? store_sum<0>(out, 4 * kOrderedDims) : store_sum<2>(out, 4 * kOrderedDims);
+            part % 2 == 0 ? store_sum<1>(out + 16, 4 * kOrderedDims) : store_sum<3>(out + 16, 4 * kOrderedDims);
+        }
+        order_memory();
     }
 
-    // One of eight parts of a step's scores: four runs' first group of dims in two parts, then their second, then the same
-    // of the other four runs.
-    inline __attribute__((always_inline)) void score_in_order(const TermStep& step, int part) const {
-        const int g = part / 2 % 2, first = part / 4 * 4, run = first + part % 2 * 2, runs = step.range.last_run();
-        if (first >= runs) return;
-        const uint16_t* const* keys = step.runs->keys + run;
+    // One of eight parts of a step's scores, a run each. Sums that are stored one after the other leave the unit free.
+    inline __attribute__((always_inline)) void score_in_order(const TermStep& step, int run) const {
+        if (run >= step.range.last_run()) return;
+        const uint16_t* keys = step.runs->keys[run];
+        float* scores = step.scores + run * kRunScores;
         order_memory();
-        if (part % 4 == 0) zero_sums<4>();
-        _tile_loadd(5, step.queries + g * kQueryWords, 64);
-        if (part % 2 == 0) {
-            multiply_keys<0>(keys[0], g);
-            if (run + 1 < runs) multiply_keys<1>(keys[1], g);
-            return;
+        if (run == 0) {
+            _tile_loadd(5, step.queries, 64);
+            _tile_loadd(7, step.queries + kQueryWords, 64);
         }
-        if (run < runs) multiply_keys<2>(keys[0], g);
-        if (run + 1 < runs) multiply_keys<3>(keys[1], g);
-        if (g == 1) store_sums<4>(step.scores + first * kRunScores, kRunScores, 64);
+        if (run % 4 == 0) score_run<0>(keys, scores);
+        if (run % 4 == 1) score_run<1>(keys, scores);
+        if (run % 4 == 2) score_run<2>(keys, scores);
+        if (run % 4 == 3) score_run<3>(keys, scores);
+        order_memory();
     }
 
  private:
     static constexpr int64_t kOrderedDims = 64;
 
-    template <int kSums>
-    static inline __attribute__((always_inline)) void multiply_keys(const uint16_t* keys, int g) {
-        _tile_stream_loadd(4, keys + g * kGroup * 16, 64);
-        if (kSums == 0) _tile_dpbf16ps(0, 5, 4);
-        if (kSums == 1) _tile_dpbf16ps(1, 5, 4);
-        if (kSums == 2) _tile_dpbf16ps(2, 5, 4);
-        if (kSums == 3) _tile_dpbf16ps(3, 5, 4);
+    template <int kSum>
+    static inline __attribute__((always_inline)) void score_run(const uint16_t* keys, float* scores) {
+#define TREADLE_SCORE_RUN(sum)                         \
+    if (kSum == sum) {                                 \
+        _tile_zero(sum);                               \
+        _tile_stream_loadd(4, keys, 64);               \
+        _tile_dpbf16ps(sum, 5, 4);                     \
+        _tile_stream_loadd(6, keys + kGroup * 16, 64); \
+        _tile_dpbf16ps(sum, 7, 6);                     \
+        _tile_stored(sum, scores, 64);                 \
+    }
+        TREADLE_SCORE_RUN(0)
+        TREADLE_SCORE_RUN(1)
+        TREADLE_SCORE_RUN(2)
+        TREADLE_SCORE_RUN(3)
+#undef TREADLE_SCORE_RUN
     }
 
     // Keys of a group: [16 pairs][16][2]. Zeros fill up the last one, copied, where head_dim does not.
@@ -170,15 +189,21 @@ class TileProducts {
         if (part_ + 1 == num_parts()) store_sums<kCount>(scoring_.scores + run * kRunScores, kRunScores, 64);
     }
 
-    // The terms of a run's weights meet kCount times sixteen dims of its values.
+    // The terms of a pair's weights meet kCount times sixteen dims of its values.
     template <int kCount>
-    inline __attribute__((always_inline)) void add_run() {
-        const Runs<KvBF16>& runs = *summing_.runs;
-        const int run = summed_run_;
+    inline __attribute__((always_inline)) void add_pair() {
+        const int pair = summed_pair_;
+        const uint16_t* values = summing_.runs->values[2 * pair] + 2 * column_;
         order_memory();
-        if (run == summing_.range.first_run()) zero_sums<kCount>();
-        add_values<kCount>(summing_.weights + 2 * run * kRunScores, runs.values[run] + 2 * column_, padded_);
-        if (run + 1 == summing_.range.last_run()) store_sums<kCount>(summing_.outputs + column_, 16, 4 * padded_);
+        if (pair == summing_.range.first_pair()) zero_sums<kCount>();
+        for (int t = 0; t < kTerms; ++t) {
+            _tile_loadd(7, summing_.weights_of(pair, t), 64);
+            add_values<0>(values, padded_);
+            if (kCount > 1) add_values<1>(values + 32, padded_);
+            if (kCount > 2) add_values<2>(values + 64, padded_);
+            if (kCount > 3) add_values<3>(values + 96, padded_);
+        }
+        if (pair + 1 == summing_.range.last_pair()) store_sums<kCount>(summing_.outputs + column_, 16, 4 * padded_);
     }
 
     template <int kCount>
@@ -192,34 +217,30 @@ class TileProducts {
     // Tiles lie `apart` numbers from each other, their rows `stride` bytes.
     template <int kCount>
     static inline __attribute__((always_inline)) void store_sums(float* out, int64_t apart, int64_t stride) {
-        _tile_stored(0, out, stride);
-        if (kCount > 1) _tile_stored(1, out + apart, stride);
-        if (kCount > 2) _tile_stored(2, out + 2 * apart, stride);
-        if (kCount > 3) _tile_stored(3, out + 3 * apart, stride);
+        store_sum<0>(out, stride);
+        if (kCount > 1) store_sum<1>(out + apart, stride);
+        if (kCount > 2) store_sum<2>(out + 2 * apart, stride);
+        if (kCount > 3) store_sum<3>(out + 3 * apart, stride);
         order_memory();
     }
 
-    // Terms of a run's weights meet kCount times sixteen dims of its values.
-    template <int kCount>
-    static inline __attribute__((always_inline)) void add_values(const uint16_t* weights, const uint16_t* values,
-                                                                 int64_t padded) {
-        for (int t = 0; t < kTerms; ++t) {
-            _tile_loadd(7, weights + t * 16, 2 * kWeightStride);
-            _tile_stream_loadd(6, values, 4 * padded);
-            _tile_dpbf16ps(0, 7, 6);
-            if (kCount > 1) {
-                _tile_stream_loadd(6, values + 32, 4 * padded);
-                _tile_dpbf16ps(1, 7, 6);
-            }
-            if (kCount > 2) {
-                _tile_stream_loadd(6, values + 64, 4 * padded);
-                _tile_dpbf16ps(2, 7, 6);
-            }
-            if (kCount > 3) {
-                _tile_stream_loadd(6, values + 96, 4 * padded);
-                _tile_dpbf16ps(3, 7, 6);
-            }
-        }
+    // Numbers of tiles must be literals.
+    template <int kSum>
+    static inline __attribute__((always_inline)) void store_sum(float* out, int64_t stride) {
+        if (kSum == 0) _tile_stored(0, out, stride);
+        if (kSum == 1) _tile_stored(1, out, stride);
+        if (kSum == 2) _tile_stored(2, out, stride);
+        if (kSum == 3) _tile_stored(3, out, stride);
+    }
+
+    // Weights in tile 7 meet sixteen dims of a pair's values.
+    template <int kSum>
+    static inline __attribute__((always_inline)) void add_values(const uint16_t* values, int64_t padded) {
+        _tile_stream_loadd(6, values, 4 * padded);
+        if (kSum == 0) _tile_dpbf16ps(0, 7, 6);
+        if (kSum == 1) _tile_dpbf16ps(1, 7, 6);
+        if (kSum == 2) _tile_dpbf16ps(2, 7, 6);
+        if (kSum == 3) _tile_dpbf16ps(3, 7, 6);
     }
 
     const int64_t head_dim_;
@@ -229,7 +250,7 @@ class TileProducts {
     int run_ = 0;   // its first of those under way
     int part_ = 0;  // of them
     TermStep summing_{};
-    int summed_run_ = 0;
+    int summed_pair_ = 0;
     int64_t column_ = 0;
     alignas(64) uint16_t last_group_[kGroup * 16] = {};
 };

@@ -61,6 +61,8 @@ struct Range {
     bool covers(int run) const { return begin <= 16 * run && end >= 16 * run + 16; }
     int first_run() const { return begin / 16; }
     int last_run() const { return is_empty() ? first_run() : (end + 15) / 16; }  // exclusive
+    int first_pair() const { return first_run() / 2; }
+    int last_pair() const { return (last_run() + 1) / 2; }
 };
 
 inline int smaller(int a, int b) { return a < b ? a : b; }
@@ -107,9 +109,8 @@ void find_runs(const AttentionCall& call, int partition, Range range, Runs<Kv>& 
         const int position = partition * kPartition + run * 16;
         const int64_t block = call.block_table[position / kv.block_size] * kv.block_bytes;
         const int slot = position % kv.block_size;
-        const int64_t key_width = kv.dtype == TREADLE_KV_INT8 ? kv.padded_head_dim : kv.head_dim;
-        runs.keys[run] = reinterpret_cast<const Number*>(kv.keys + block) + slot * key_width;
-        runs.values[run] = reinterpret_cast<const Number*>(kv.values + block) + slot * kv.padded_head_dim;
+        runs.keys[run] = reinterpret_cast<const Number*>(kv.keys + block + kv.key_offset(slot));
+        runs.values[run] = reinterpret_cast<const Number*>(kv.values + block + kv.value_offset(slot));
         if (kv.dtype == TREADLE_KV_INT8) {
             const auto scales = [&](const float* p) {
                 return reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(p) + block) + slot;
@@ -153,8 +154,9 @@ inline void keep_partial(const AttentionCall& call, int index, int row, float ma
     float* partial = partial_of(call, index, row);
     partial[0] = maximum;
     partial[1] = sum;
-    if (outputs == nullptr) return;
-    for (int64_t d = 0; d < call.kv.padded_head_dim; d += 16) f_store(partial + 2 + d, f_load(outputs + d));
+    for (int64_t d = 0; d < call.kv.padded_head_dim; d += 16) {
+        f_store(partial + 2 + d, outputs == nullptr ? f_set(0.0f) : f_load(outputs + d));
+    }
 }
 
 // Calls body.template operator()<number of rows>(first row) for all rows, as many at once as registers allow.

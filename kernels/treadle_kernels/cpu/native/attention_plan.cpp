@@ -12,10 +12,12 @@ int64_t padded(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
 int64_t number_bytes(int32_t dtype) { return dtype == TREADLE_KV_F32 ? 4 : dtype == TREADLE_KV_BF16 ? 2 : 1; }
 
-// Bytes of a block's layer: key heads, value heads, then their scales.
+// Bytes of a block's layer: pieces of keys and values, then their scales.
 struct KvLayout {
-    int64_t key_head;
-    int64_t value_head;
+    int64_t key_run;    // of a head
+    int64_t value_run;  // likewise
+    int64_t piece_runs;
+    int64_t piece;
     int64_t scales;  // from the layer's start
     int64_t layer;
 };
@@ -23,9 +25,11 @@ struct KvLayout {
 KvLayout kv_layout(const treadle_kv& kv) {
     const int64_t size = number_bytes(kv.dtype), slots = kv.block_size, heads = kv.num_kv_heads;
     KvLayout layout{};
-    layout.key_head = slots * (kv.dtype == TREADLE_KV_INT8 ? padded(kv.head_dim) : kv.head_dim) * size;
-    layout.value_head = slots * padded(kv.head_dim) * size;
-    layout.scales = heads * (layout.key_head + layout.value_head);
+    layout.key_run = 16 * (kv.dtype == TREADLE_KV_INT8 ? padded(kv.head_dim) : kv.head_dim) * size;
+    layout.value_run = 16 * padded(kv.head_dim) * size;
+    layout.piece_runs = slots % 32 == 0 ? 2 : 1;
+    layout.piece = layout.piece_runs * heads * (layout.key_run + layout.value_run);
+    layout.scales = slots / 16 / layout.piece_runs * layout.piece;
     layout.layer = layout.scales + (kv.dtype == TREADLE_KV_INT8 ? 2 * heads * slots * int64_t{sizeof(float)} : 0);
     return layout;
 }
@@ -39,8 +43,12 @@ KvView kv_view(const treadle_kv& kv, int64_t layer, int64_t head) {
     const uint8_t* start = static_cast<const uint8_t*>(kv.data) + layer * layout.layer;
     const auto* scales = reinterpret_cast<const float*>(start + layout.scales);
     KvView view{};
-    view.keys = start + head * layout.key_head;
-    view.values = start + kv.num_kv_heads * layout.key_head + head * layout.value_head;
+    view.keys = start + head * layout.key_run;
+    view.values = start + layout.piece_runs * (kv.num_kv_heads * layout.key_run + head * layout.value_run);
+    view.key_run_bytes = kv.num_kv_heads * layout.key_run;
+    view.value_run_bytes = layout.value_run;
+    view.piece_bytes = layout.piece;
+    view.piece_runs = static_cast<int32_t>(layout.piece_runs);
     view.key_scales = scales + head * kv.block_size;
     view.value_scales = scales + (kv.num_kv_heads + head) * kv.block_size;
     view.block_bytes = kv_block_bytes(kv);
@@ -56,18 +64,19 @@ void write_token(const treadle_kv& kv, int64_t layer, const int32_t* block_table
     for (int64_t head = 0; head < kv.num_kv_heads; ++head) {
         const KvView view = kv_view(kv, layer, head);
         const int64_t block = block_table[position / kv.block_size] * view.block_bytes;
+        const int slot = static_cast<int>(position % kv.block_size);
         // The caller owns this memory and lets us write it; views for readers are const.
-        const auto writable = [block](const void* p) {
-            return reinterpret_cast<uint8_t*>(reinterpret_cast<uintptr_t>(p)) + block;
+        const auto writable = [block](const void* p, int64_t offset) {
+            return reinterpret_cast<uint8_t*>(reinterpret_cast<uintptr_t>(p)) + block + offset;
         };
         KvWriteCall call{};
-        call.key_block = writable(view.keys);
-        call.value_block = writable(view.values);
-        call.key_scales = reinterpret_cast<float*>(writable(view.key_scales));
-        call.value_scales = reinterpret_cast<float*>(writable(view.value_scales));
+        call.keys = writable(view.keys, view.key_offset(slot));
+        call.values = writable(view.values, view.value_offset(slot));
+        call.key_scale = reinterpret_cast<float*>(writable(view.key_scales + slot, 0));
+        call.value_scale = reinterpret_cast<float*>(writable(view.value_scales + slot, 0));
         call.key = key + head * kv.head_dim;
         call.value = value + head * kv.head_dim;
-        call.slot = static_cast<int32_t>(position % kv.block_size);
+        call.slot = slot % 16;
         call.dtype = kv.dtype;
         call.head_dim = kv.head_dim;
         call.padded_head_dim = view.padded_head_dim;

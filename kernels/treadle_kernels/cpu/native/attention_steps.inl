@@ -1,4 +1,6 @@
 // The order of attention in terms: steps of sixteen rows and a partition, in three stages that overlap.
+#include <cstring>
+
 #include "kernels.h"
 
 namespace {
@@ -78,7 +80,8 @@ class TermAttention {
     void enter_partition() {
         next_row_ = 0;
         ++partition_;
-        Runs<KvBF16>& runs = runs_[++num_partitions_ % 3];
+        const int place = ++num_partitions_ % kPartitionsAtOnce;
+        Runs<KvBF16>& runs = runs_[place];
         runs = {};
         const int last_position = call_.first_position + call_.num_queries - 1;
         const Range range{seen(call_, call_.first_position, partition_).begin,
@@ -86,7 +89,7 @@ class TermAttention {
         if (range.is_empty()) return;
         find_runs(call_, partition_, range, runs);
         if (rows_ <= kTermRows) find_next_keys(call_, partition_, last_position, runs);
-        hide_unseen(range, runs);
+        join_pairs(range, runs, scratch_.values + place * kPartition * padded_);
     }
 
     // The next step in which any row sees anything; false: there is none.
@@ -119,72 +122,90 @@ class TermAttention {
         step.is_whole = rows == kTermRows && range.begin == 0 && range.end == kPartition &&
                         seen(call_, position_of(first_row), partition_).end == kPartition &&
                         seen(call_, position_of(first_row + rows - 1), partition_).begin == 0;
-        step.runs = &runs_[num_partitions_ % 3];
+        step.runs = &runs_[num_partitions_ % kPartitionsAtOnce];
         step.queries = scratch_.queries + first_row / kTermRows * groups_ * kTerms * kQueryWords;
         step.scores = scratch_.scores + slot * kStepScores;
         step.weights = reinterpret_cast<uint16_t*>(step.scores);
         step.maxima = scratch_.part_maxima + slot * kTermRows;
+        step.tops = scratch_.part_tops + slot * kTermRows;
         step.sums = scratch_.part_sums + slot * kTermRows;
         step.outputs = scratch_.part_outputs;
     }
 
-    // Positions that no row sees may hold anything, and 0 times NaN is NaN.
-    void hide_unseen(Range range, Runs<KvBF16>& runs) const {
-        const int first = range.first_run(), last = range.last_run() - 1;
-        if (range.begin % 16 != 0) copy_seen(range, first, scratch_.values, runs);
-        if (range.end % 16 != 0) copy_seen(range, last, scratch_.values + 16 * padded_, runs);
-    }
-
-    void copy_seen(Range range, int run, uint16_t* out, Runs<KvBF16>& runs) const {
-        for (int64_t position = 0; position < 16; position += 2) {
-            const auto mask = [&](int64_t at) {
-                return static_cast<uint16_t>(16 * run + at >= range.begin && 16 * run + at < range.end ? 0xffff : 0);
-            };
-            const uint16_t even = mask(position), odd = mask(position + 1);
-            const uint16_t* in = runs.values[run] + position * padded_;
-            uint16_t* to = out + position * padded_;
-            for (int64_t d = 0; d < padded_; ++d) {
-                to[2 * d] = in[2 * d] & even;
-                to[2 * d + 1] = in[2 * d + 1] & odd;
+    // Has the values of each pair of runs lie side by side, 0 where no row sees them: what is not seen may be anything, and
+    // 0 times NaN is NaN. Copies, where blocks are of one run or something is not seen.
+    void join_pairs(Range range, Runs<KvBF16>& runs, uint16_t* copies) const {
+        for (int pair = range.first_pair(); pair < range.last_pair(); ++pair) {
+            const uint16_t* const* values = runs.values + 2 * pair;
+            const bool is_seen = range.covers(2 * pair) && range.covers(2 * pair + 1);
+            if (is_seen && values[1] == values[0] + 16 * padded_) continue;
+            uint16_t* out = copies + pair * kPairPositions * padded_;
+            for (int run = 2 * pair; run < 2 * pair + 2; ++run, out += 16 * padded_) {
+                copy_seen(range, run, runs.values[run], out);
+                runs.values[run] = out;
             }
         }
-        runs.values[run] = out;
+    }
+
+    // `values` may be null where nothing of the run is seen.
+    void copy_seen(Range range, int run, const uint16_t* values, uint16_t* out) const {
+        if (range.covers(run)) {
+            std::memcpy(out, values, 16 * padded_ * sizeof *out);
+            return;
+        }
+        for (int64_t position = 0; position < 16; ++position) {
+            const bool is_seen = 16 * run + position >= range.begin && 16 * run + position < range.end;
+            const int64_t first = position / 2 * 2 * padded_ + position % 2;
+            for (int64_t d = 0; d < padded_; ++d) out[first + 2 * d] = is_seen ? values[first + 2 * d] : uint16_t{0};
+        }
     }
 
     int position_of(int row) const { return call_.first_position + row / call_.group_size; }
 
-    // Of each row; what a row does not see becomes -infinity.
+    // Of each row, and the tops; what a row does not see becomes -infinity.
     void find_maxima(const TermStep& step) const {
-        if (step.is_whole) {
-            for (int row = 0; row < kTermRows; ++row) step.maxima[row] = largest_score(step.scores + row * 16);
+        if (step.rows <= kFewTermRows) {
+            for (int row = 0; row < step.rows; ++row) {
+                const float maximum = f_max_lane(largest_scores(step, row));
+                step.maxima[row] = maximum;
+                const float top = maximum > kLeastMaximum ? maximum : kLeastMaximum;
+                step.tops[row] = kTerms > 1 ? top : treadle::kBitsOfOne - top * kBitsAPower;
+            }
             return;
         }
-        const int last = step.range.last_run();
-        for (int row = 0; row < step.rows; ++row) {
-            const Range of_row = seen(call_, position_of(step.first_row + row), step.partition);
-            float* scores = step.scores + row * 16;
-            F largest = f_set(-__builtin_inff());
-            int run = step.range.first_run();
-            for (; of_row.begin == 0 && run < of_row.end / 16; ++run) {
-                largest = f_max(f_load(scores + run * kRunScores), largest);
-            }
-            for (; run < last; ++run) {
-                const F score = keep_seen(of_row, run, f_load(scores + run * kRunScores), -__builtin_inff());
-                f_store(scores + run * kRunScores, score);
-                largest = f_max(score, largest);
-            }
-            step.maxima[row] = f_max_lane(largest);
+        F largest[kTermRows];
+        for (int row = 0; row < kTermRows; ++row) {
+            largest[row] = row < step.rows ? largest_scores(step, row) : f_set(-__builtin_inff());
         }
+        const F maxima = f_max_lanes(largest);
+        f_store(step.maxima, maxima);
+        const F tops = f_at_least(maxima, kLeastMaximum);
+        f_store(step.tops, kTerms > 1 ? tops : f_fma(tops, f_set(-kBitsAPower), f_set(treadle::kBitsOfOne)));
     }
 
-    // Of a row that sees the whole partition.
-    static float largest_score(const float* scores) {
-        F largest[2] = {f_set(-__builtin_inff()), f_set(-__builtin_inff())};
+    // By lanes.
+    F largest_scores(const TermStep& step, int row) const {
+        if (!step.is_whole) return largest_seen(step, row);
+        F largest[2] = {score_at(step, row, 0), score_at(step, row, 1)};
 #pragma GCC unroll 8
-        for (int run = 0; run < kRuns; ++run) {
-            largest[run % 2] = f_max(f_load(scores + run * kRunScores), largest[run % 2]);
+        for (int run = 2; run < kRuns; ++run) largest[run % 2] = f_max(score_at(step, row, run), largest[run % 2]);
+        return f_max(largest[0], largest[1]);
+    }
+
+    F largest_seen(const TermStep& step, int row) const {
+        const Range of_row = seen(call_, position_of(step.first_row + row), step.partition);
+        float* scores = step.scores + row * 16;
+        F largest = f_set(-__builtin_inff());
+        int run = step.range.first_run();
+        for (; of_row.begin == 0 && run < of_row.end / 16; ++run) {
+            largest = f_max(f_load(scores + run * kRunScores), largest);
         }
-        return f_max_lane(f_max(largest[0], largest[1]));
+        for (; run < step.range.last_run(); ++run) {
+            const F score = keep_seen(of_row, run, f_load(scores + run * kRunScores), -__builtin_inff());
+            f_store(scores + run * kRunScores, score);
+            largest = f_max(score, largest);
+        }
+        return largest;
     }
 
     // Turns a step's scores into the terms of weights. Between rows goes a share of the work on others' products.
@@ -202,7 +223,7 @@ class TermAttention {
         if (last != nullptr && outputs_left == 0) finish(*last);
         bool is_scoring = false, is_added_up = false;
         for (int row = 0; row < step.rows; ++row) {
-            weigh_row(step, row);
+            step.sums[row] = f_sum(weigh_row(step, row));
             if (is_added_up) finish(*last);
             is_added_up = false;
             // All is done before the last row, so that what was stored is at hand when it is read.
@@ -225,51 +246,62 @@ class TermAttention {
 
     // The same in an order that depends on no state.
     void weigh_in_order(const TermStep& step, const TermStep* last, const TermStep* next) const {
+        F sums[kTermRows];
+#pragma GCC unroll 8
         for (int row = 0; row < kTermRows / 2; ++row) {
             if (last != nullptr) products_.add_in_order(*last, row);
-            weigh_one(step, row);
+            sums[row] = row < step.rows ? weigh_row(step, row) : f_set(0.0f);
         }
         if (last != nullptr) finish(*last);
+#pragma GCC unroll 8
         for (int row = kTermRows / 2; row < kTermRows; ++row) {
             if (next != nullptr) products_.score_in_order(*next, row - kTermRows / 2);
-            weigh_one(step, row);
+            sums[row] = row < step.rows ? weigh_row(step, row) : f_set(0.0f);
         }
+        f_store(step.sums, f_sums(sums));
     }
 
-    inline __attribute__((always_inline)) void weigh_one(const TermStep& step, int row) const {
-        if (step.is_whole) return weigh_whole_row(step, row);
-        if (row < step.rows) weigh_row(step, row);
-    }
-
-    inline __attribute__((always_inline)) void weigh_whole_row(const TermStep& step, int row) const {
-        const F top = top_of(step, row);
+    // A row's sums, by lanes.
+    inline __attribute__((always_inline)) F weigh_row(const TermStep& step, int row) const {
+        const F top = f_set(step.tops[row]);
         F sums = f_set(0.0f);
-#pragma GCC unroll 8
-        for (int run = 0; run < kRuns; ++run) sums = f_add(sums, weigh_run(step, row, run, top));
-        step.sums[row] = f_sum(sums);
-    }
-
-    inline __attribute__((always_inline)) void weigh_row(const TermStep& step, int row) const {
-        const F top = top_of(step, row);
-        F sums = f_set(0.0f);
-        for (int run = step.range.first_run(); run < step.range.last_run(); ++run) {
-            sums = f_add(sums, weigh_run(step, row, run, top));
+        const int first = step.range.first_run(), last = step.range.last_run();
+        if (first == 0 && last == kRuns) {
+#pragma GCC unroll 4
+            for (int pair = 0; pair < kPairs; ++pair) {
+                const F of_first = score_at(step, row, 2 * pair), of_second = score_at(step, row, 2 * pair + 1);
+                sums = weigh_pair(step, row, pair, top, of_first, of_second, sums);
+            }
+            return sums;
         }
-        step.sums[row] = f_sum(sums);
+        const auto score = [&](int run) {  // others were not computed
+            return run >= first && run < last ? score_at(step, row, run) : f_set(-__builtin_inff());
+        };
+        for (int pair = step.range.first_pair(); pair < step.range.last_pair(); ++pair) {
+            sums = weigh_pair(step, row, pair, top, score(2 * pair), score(2 * pair + 1), sums);
+        }
+        return sums;
     }
 
-    static F top_of(const TermStep& step, int row) {
-        return f_set(step.maxima[row] > kLeastMaximum ? step.maxima[row] : kLeastMaximum);
-    }
+    static F score_at(const TermStep& step, int row, int run) { return f_load(step.scores + run * kRunScores + row * 16); }
 
-    // Leaves the terms of a row's sixteen weights, and returns them.
-    static inline __attribute__((always_inline)) F weigh_run(const TermStep& step, int row, int run, F top) {
-        const F weights = f_weight<kTerms>(f_sub(f_load(step.scores + run * kRunScores + row * 16), top));
-        uint16_t* words = step.weights + 2 * run * kRunScores + row * kWeightStride;
-        F left = weights;
-#pragma GCC unroll 2
-        for (int t = 0; t < kTerms; ++t) left = f_sub(left, f_store_bf16(left, words + 16 * t));
-        return weights;
+    // Leaves the terms of a pair's weights for a row, and adds the weights to its sums.
+    static inline __attribute__((always_inline)) F weigh_pair(const TermStep& step, int row, int pair, F top, F first,
+                                                              F second, F sums) {
+        if (kTerms == 1) {
+            const F scale = f_set(kBitsAPower);
+            return f_add_powers(sums, f_fma(first, scale, top), f_fma(second, scale, top),
+                                step.weights_of(pair, 0) + row * kPairPositions);
+        }
+        const F weights[2] = {f_weight(f_sub(first, top)), f_weight(f_sub(second, top))};
+        for (int half = 0; half < 2; ++half) {
+            F left = weights[half];
+            for (int t = 0; t < kTerms; ++t) {
+                uint16_t* words = step.weights_of(pair, t) + row * kPairPositions + 16 * half;
+                left = f_sub(left, f_store_bf16(left, words));
+            }
+        }
+        return f_add(f_add(sums, weights[0]), weights[1]);
     }
 
     // Folds a step into what its rows have so far, or leaves it as a partial result.
@@ -296,7 +328,7 @@ class TermAttention {
     int next_row_ = 0;        // in it
     int num_partitions_ = 0;  // entered so far
     int num_steps_ = 0;       // taken so far
-    Runs<KvBF16> runs_[3];    // of the partitions of a step, the one before and the one after
+    Runs<KvBF16> runs_[kPartitionsAtOnce];
 };
 
 template <int kTerms, class Products>
@@ -313,7 +345,6 @@ inline void merge_partials_of_terms(const AttentionCall& call, int32_t num_parti
         for (int64_t d = 0; d < padded; d += 16) f_store(outputs + d, f_set(0.0f));
         for (int index = 0; index < num_partitions; ++index) {
             const float* partial = partial_of(call, index, row);
-            if (partial[1] == 0.0f) continue;  // it sees nothing here
             const F new_maximum = f_set(partial[0]);
             F old_share, new_share;
             merge_shares(maximum, new_maximum, old_share, new_share);

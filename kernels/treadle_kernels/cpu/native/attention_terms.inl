@@ -6,15 +6,19 @@
 //            even), the second the nearest to what the first misses.
 //   score    to base two. Over groups of 32 of head_dim in order, for each term in turn, c = c + (even + odd): the sums
 //            of the products of the group's even and of its odd dims, each from 0, in order, with fused additions.
-//   weight   p = 2^(score - m) in float32, 0 below 2^-39, m being the largest score of the partition; l sums p over
-//            sixteen lanes by position. Terms of p are made as those of a query.
-//   output   over runs of sixteen positions in order, for each term in turn, o = o + (even + odd), likewise over the
-//            run's positions.
+//   weight   p = 2^(score - m), 0 below 2^-39, m being the largest score of the partition. With two terms in float32; l
+//            sums p over sixteen lanes by position, and terms of p are made as those of a query. With one as powers.h
+//            has it, of 128 (score - m) rounded; l sums those over sixteen lanes, of two neighbours each.
+//   output   over pairs of runs, 32 positions, in order, for each term in turn, o = o + (even + odd), likewise over the
+//            pair's positions.
 //   merging  with m' = max(m, m of the partition): l = l 2^(m - m') + ..., o = o 2^(m - m') + ...
 // That is what TDPBF16PS sums (Intel Architecture Instruction Set Extensions), which takes denormals for zero and
 // rounds to nearest even. Cached numbers are 0 or at least 2^-55, so products and their sums are multiples of 2^-125:
 // never denormal, and no instruction set has anything to flush. Positions that a row does not see have the weight 0,
 // which adds nothing to sums that are never -0.
+//
+// What is not a number shows. A query's makes all its scores such, which one term gives no weight at all: 0 / 0. Of a key
+// its values tell (kv_write.inl), or the largest score is infinite, which gives no weight either.
 #include "kernels.h"
 
 namespace {
@@ -24,27 +28,22 @@ using treadle::kGroup;
 constexpr int kTermRows = 16;                  // rows taken together
 constexpr int kQueryWords = kTermRows * kGroup;       // of a term of a group
 constexpr int kStepScores = kTermRows * kPartition;
+constexpr int kFewTermRows = 4;
 constexpr int kStepsAtOnce = 2;                       // with scores or weights
+constexpr int kPartitionsAtOnce = 3;                  // of a step, the one before and the one after
 constexpr int kRunScores = kTermRows * 16;            // of a run
-constexpr int kWeightStride = 32;                     // words from a row's weights to the next row's
+constexpr int kPairs = kRuns / 2;                     // of runs, whose values lie side by side
+constexpr int kPairPositions = 32;
+constexpr int kPairWeights = kTermRows * kPairPositions;  // words of a term of a pair's weights
+constexpr float kBitsAPower = 128.0f;                     // see powers.h
 constexpr float kLeastQuery = 0x1p-40f;
 constexpr float kLeastExponent = -39.0f;
-constexpr float kLeastMaximum = -1e38f;  // stands for -infinity where two are subtracted
+constexpr float kLeastMaximum = -1e30f;  // stands for -infinity where two are subtracted
 
 inline int64_t num_groups(int64_t head_dim) { return (head_dim + kGroup - 1) / kGroup; }
 
-// 2^x for x <= 0, 0 below 2^-39. For weights of two terms with an error below 2 ulp, by Cephes' polynomial (S. Moshier,
-// exp2f.c); for those of one term, which are rounded to 2^-9, of 2^-13: the cubic of least relative error with
-// p(0) = 1.
-template <int kTerms>
+// 2^x for x <= 0, 0 below 2^-39, with an error below 2 ulp, by Cephes' polynomial (S. Moshier, exp2f.c).
 inline F f_weight(F x) {
-    if (kTerms == 1) {
-        const F r = f_off_nearest(x);
-        F p = f_fma(f_set(5.500893295e-2f), r, f_set(2.422109991e-1f));
-        p = f_fma(p, r, f_set(6.932829022e-1f));
-        p = f_fma(p, r, f_set(1.0f));
-        return f_zero_below(f_times_whole_power(p, f_sub(x, r)), x, kLeastExponent);
-    }
     const F shifter = f_set(kShifter);
     const F shifted = f_add(x, shifter);
     const F r = f_sub(x, f_sub(shifted, shifter));
@@ -66,9 +65,10 @@ struct TermScratch {
     float* sums;          // likewise
     float* scores;        // [2 steps][8 runs][16][16]; weights take their places
     float* part_maxima;   // [2 steps][16]
+    float* part_tops;     // likewise
     float* part_sums;     // likewise
     float* part_outputs;  // [16][padded], of a step
-    uint16_t* values;     // [2 runs][8][padded][2]
+    uint16_t* values;     // [3 partitions][4 pairs][16][padded][2], of pairs that do not lie so in the cache
 
     TermScratch(uint8_t* memory, int64_t rows, int64_t groups, int64_t padded) {
         ScratchArea area(memory);
@@ -81,9 +81,10 @@ struct TermScratch {
         sums = floats(rows);
         scores = floats(kStepsAtOnce * kStepScores);
         part_maxima = floats(kStepsAtOnce * kTermRows);
+        part_tops = floats(kStepsAtOnce * kTermRows);
         part_sums = floats(kStepsAtOnce * kTermRows);
         part_outputs = floats(kTermRows * padded);
-        values = words(2 * 16 * padded);
+        values = words(kPartitionsAtOnce * kPartition * padded);
     }
 };
 
@@ -101,10 +102,13 @@ struct TermStep {
     const Runs<KvBF16>* runs;
     const uint16_t* queries;  // [groups][terms][16][32]
     float* scores;            // [8 runs][16][16]
-    uint16_t* weights;        // [8 runs][16][2 terms][16], in place of the scores
+    uint16_t* weights;        // [4 pairs][2 terms][16][32], in place of the scores
     float* maxima;            // [16]
+    float* tops;              // [16], what scores are measured by: of one term bits of 1 less the maximum's, of two the maximum
     float* sums;              // [16]
     float* outputs;           // [16][padded]
+
+    uint16_t* weights_of(int pair, int term) const { return weights + (2 * pair + term) * kPairWeights; }
 };
 
 // Sums of products with even and with odd words, of some rows.
@@ -188,25 +192,26 @@ class VectorProducts {
 
     template <int kRows>
     void output_rows(const TermStep& step, int row) const {
-        for (int run = step.range.first_run(); run < step.range.last_run(); ++run) {
-            float words[kTerms][kRows][16];
+        for (int pair = step.range.first_pair(); pair < step.range.last_pair(); ++pair) {
+            float words[kTerms][kRows][kPairPositions];
             for (int t = 0; t < kTerms; ++t) {
                 for (int j = 0; j < kRows; ++j) {
-                    const uint16_t* of_row = step.weights + 2 * run * kRunScores + (row + j) * kWeightStride;
-                    f_store(words[t][j], f_load_bf16(of_row + 16 * t));
+                    const uint16_t* of_row = step.weights_of(pair, t) + (row + j) * kPairPositions;
+                    f_store(words[t][j], f_load_bf16(of_row));
+                    f_store(words[t][j] + 16, f_load_bf16(of_row + 16));
                 }
             }
             for (int64_t d = 0; d < padded_; d += 16) {
                 EvenOdd<kRows> of_term[kTerms];
-                for (int64_t position = 0; position < 16; position += 2) {
+                for (int64_t position = 0; position < kPairPositions; position += 2) {
                     F first, second;
-                    KvBF16::load_values(step.runs->values[run] + position * padded_, padded_, d, first, second);
+                    KvBF16::load_values(step.runs->values[2 * pair] + position * padded_, padded_, d, first, second);
 #pragma GCC unroll 2
-                    for (int t = 0; t < kTerms; ++t) of_term[t].add(words[t][0] + position, 16, first, second);
+                    for (int t = 0; t < kTerms; ++t) of_term[t].add(words[t][0] + position, kPairPositions, first, second);
                 }
                 for (int j = 0; j < kRows; ++j) {
                     float* out = step.outputs + (row + j) * padded_ + d;
-                    F sum = run == step.range.first_run() ? f_set(0.0f) : f_load(out);
+                    F sum = pair == step.range.first_pair() ? f_set(0.0f) : f_load(out);
                     for (const EvenOdd<kRows>& sums : of_term) sum = f_add(sum, sums.sum(j));
                     f_store(out, sum);
                 }
@@ -222,8 +227,8 @@ class VectorProducts {
 // Shares, after merging, of what was there and of what is new, from their maxima.
 inline void merge_shares(F old_maximum, F new_maximum, F& old_share, F& new_share) {
     const F top = f_at_least(f_max(old_maximum, new_maximum), kLeastMaximum);
-    old_share = f_weight<2>(f_sub(old_maximum, top));
-    new_share = f_weight<2>(f_sub(new_maximum, top));
+    old_share = f_weight(f_sub(old_maximum, top));
+    new_share = f_weight(f_sub(new_maximum, top));
 }
 
 inline F merged(F old_number, F old_share, F new_number, F new_share) {

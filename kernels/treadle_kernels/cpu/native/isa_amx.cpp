@@ -1,7 +1,8 @@
 // Linear layers and attention on AMX tiles; everything else as on AVX-512.
 #include "kernels.h"
 
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && defined(__AVX512VBMI__) && \
+    defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -51,7 +52,8 @@ bool has_tiles() {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
     bool has_instructions = (edx >> 24 & 1) != 0 && (edx >> 25 & 1) != 0 && (edx >> 22 & 1) != 0;
-    // Vector instructions for bfloat16 came before tiles.
+    // Shuffles of bytes and vector instructions for bfloat16 came before tiles.
+    has_instructions &= (ecx >> 1 & 1) != 0;
     has_instructions &= __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
     constexpr int kRequestPermission = 0x1023, kTileData = 18;
     return has_instructions && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

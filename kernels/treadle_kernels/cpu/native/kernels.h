@@ -130,9 +130,16 @@ constexpr int kMaxAttentionRows = 96;  // queries times heads of a group taken t
 // are [head_dim][16] and [16][padded head_dim]; in bfloat16, pairs of dims and pairs of slots lie side by side, as tile
 // products take them: [head_dim / 2][16][2] and [8][padded head_dim][2]; codes of int8, with an offset of 128, likewise
 // in quads: [padded head_dim / 4][16][4] and [4][padded head_dim][4].
+//
+// Heads take turns run by run, in values by pairs of runs where blocks are so large: a core reads what follows into its
+// cache by itself, and that is the next head's, which the same thread takes next.
 struct KvView {
-    const uint8_t* keys;        // of block 0: [block_size / 16] runs
+    const uint8_t* keys;        // of block 0
     const uint8_t* values;      // likewise
+    int64_t key_run_bytes;      // from a run's keys to the next's within a piece
+    int64_t value_run_bytes;
+    int64_t piece_bytes;        // from a piece to the next
+    int32_t piece_runs;         // 2, or 1 where blocks do not consist of such
     const float* key_scales;    // of block 0: [block_size]; int8 only
     const float* value_scales;  // likewise
     int64_t block_bytes;        // from a block to the next
@@ -140,6 +147,15 @@ struct KvView {
     int32_t block_size;
     int32_t head_dim;
     int32_t padded_head_dim;
+
+    // From the start of a block, of the run that a slot is in.
+    int64_t key_offset(int slot) const { return offset(slot / 16, key_run_bytes); }
+    int64_t value_offset(int slot) const { return offset(slot / 16, value_run_bytes); }
+
+ private:
+    int64_t offset(int run, int64_t run_bytes) const {
+        return piece_runs == 1 ? run * piece_bytes : run / 2 * piece_bytes + run % 2 * run_bytes;
+    }
 };
 
 // Some neighbouring queries of one request, for the query heads of one key head.
@@ -166,13 +182,13 @@ struct AttentionCall {
 
 // Stores one token's rotated keys and values of one key head.
 struct KvWriteCall {
-    uint8_t* key_block;  // of the token's block
-    uint8_t* value_block;
-    float* key_scales;
-    float* value_scales;
+    uint8_t* keys;  // of the token's run
+    uint8_t* values;
+    float* key_scale;
+    float* value_scale;
     const float* key;  // [head_dim]
     const float* value;
-    int32_t slot;  // in the block
+    int32_t slot;  // in the run
     int32_t dtype;
     int32_t head_dim;
     int32_t padded_head_dim;
@@ -228,9 +244,9 @@ static inline int64_t attention_scratch_bytes(int64_t group_size, int64_t padded
     const int64_t floats =
         3 * rows * padded_head_dim + rows * kPartition + 4 * (rows + 16) + 2 * kPartition * padded_head_dim;
     // Queries as two terms, two of them as float32; outputs, a step's outputs; scores of two steps; maxima and sums of
-    // all and of steps; two runs of values.
+    // all and of steps; values of three partitions.
     const int64_t of_terms = rows * groups * kGroup + 4 * groups * kGroup + (rows + 16) * padded_head_dim +
-                             2 * 16 * kPartition + 2 * (rows + 2 * 16) + 16 * padded_head_dim;
+                             2 * 16 * kPartition + 3 * (rows + 2 * 16) + 3 * kPartition * padded_head_dim / 2;
     // Scores; outputs, a partition's outputs; maxima and sums, likewise; scales and sums of whole numbers; these, of
     // queries and of weights, as two bytes; a partition's values, sums of tiles.
     const int64_t of_codes = rows * kPartition + 2 * rows * padded_head_dim + 4 * rows + 6 * rows +

@@ -9,8 +9,8 @@ namespace {
 using treadle::KvWriteCall;
 
 void write_f32(const KvWriteCall& call) {
-    float* keys = reinterpret_cast<float*>(call.key_block) + call.slot / 16 * 16 * call.head_dim + call.slot % 16;
-    float* values = reinterpret_cast<float*>(call.value_block) + int64_t{call.slot} * call.padded_head_dim;
+    float* keys = reinterpret_cast<float*>(call.keys) + call.slot;
+    float* values = reinterpret_cast<float*>(call.values) + int64_t{call.slot} * call.padded_head_dim;
     for (int64_t d = 0; d < call.head_dim; ++d) keys[16 * d] = call.key[d];
     for (int64_t d = 0; d < call.padded_head_dim; d += 16) {
         f_store(values + d, f_load_first(call.value + d, rest(call.head_dim, d)));
@@ -23,17 +23,24 @@ inline F bf16_for_cache(F x) {
     return f_zero_below(nearest, f_max(nearest, f_sub(f_set(0.0f), nearest)), 0x1p-55f);
 }
 
-// Pairs of dims of a key, and pairs of positions of a value, lie side by side.
+// Pairs of dims of a key, and pairs of positions of a value, lie side by side. Values of a key that is not finite are NaN,
+// since scores that are NaN give no weight (attention_terms.inl).
 void write_bf16(const KvWriteCall& call) {
-    const int64_t run = call.slot / 16 * 16, slot = call.slot % 16, padded = call.padded_head_dim;
-    uint16_t* keys = reinterpret_cast<uint16_t*>(call.key_block) + run * call.head_dim + 2 * slot;
-    uint16_t* values = reinterpret_cast<uint16_t*>(call.value_block) + (run + slot / 2 * 2) * padded;
+    const int64_t slot = call.slot, padded = call.padded_head_dim;
+    uint16_t* keys = reinterpret_cast<uint16_t*>(call.keys) + 2 * slot;
+    uint16_t* values = reinterpret_cast<uint16_t*>(call.values) + slot / 2 * 2 * padded;
+    F spoils = f_set(0.0f);
     for (int64_t d = 0; d < padded; d += 16) {
         const int count = rest(call.head_dim, d);
         uint16_t words[16];
-        f_store_bf16(bf16_for_cache(f_load_first(call.key + d, count)), words);
+        const F numbers = f_store_bf16(bf16_for_cache(f_load_first(call.key + d, count)), words);
+        spoils = f_add(spoils, f_sub(numbers, numbers));
         for (int i = 0; i < count; i += 2) std::memcpy(keys + 16 * (d + i), words + i, 2 * sizeof *words);
-        f_store_bf16_half_pairs(bf16_for_cache(f_load_first(call.value + d, count)), slot % 2, values + 2 * d);
+    }
+    const F spoil = f_set(f_sum(spoils));  // 0 or NaN
+    for (int64_t d = 0; d < padded; d += 16) {
+        const F numbers = bf16_for_cache(f_load_first(call.value + d, rest(call.head_dim, d)));
+        f_store_bf16_half_pairs(f_add(numbers, spoil), slot % 2, values + 2 * d);
     }
 }
 
@@ -45,13 +52,13 @@ inline CodeScale scale_of_head(const float* x, int64_t head_dim) {
 
 // Quads of dims of a key, and quads of positions of a value, lie side by side; codes have an offset of 128.
 void write_int8(const KvWriteCall& call) {
-    const int64_t run = call.slot / 16 * 16, slot = call.slot % 16, padded = call.padded_head_dim;
-    uint8_t* keys = call.key_block + run * padded + 4 * slot;
-    uint8_t* values = call.value_block + (run + slot / 4 * 4) * padded + slot % 4;
+    const int64_t slot = call.slot, padded = call.padded_head_dim;
+    uint8_t* keys = call.keys + 4 * slot;
+    uint8_t* values = call.values + slot / 4 * 4 * padded + slot % 4;
     const CodeScale of_key = scale_of_head(call.key, call.head_dim);
     const CodeScale of_value = scale_of_head(call.value, call.head_dim);
-    call.key_scales[call.slot] = of_key.scale;
-    call.value_scales[call.slot] = of_value.scale;
+    *call.key_scale = of_key.scale;
+    *call.value_scale = of_value.scale;
     for (int64_t d = 0; d < padded; d += 16) {
         const int count = rest(call.head_dim, d);
         int8_t codes[2][16];

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "powers.h"
+
 namespace {
 
 struct F {
@@ -102,6 +104,14 @@ inline float f_max_lane(F x) {
     const __m128 c = _mm_max_ps(b, _mm_movehl_ps(b, b));
     return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
+template <class Operation>
+inline F combine_lanes(const F* x, const Operation& combine) {
+    float lanes[16];
+    for (int i = 0; i < 16; ++i) lanes[i] = combine(x[i]);
+    return f_load(lanes);
+}
+inline F f_sums(const F* x) { return combine_lanes(x, f_sum); }
+inline F f_max_lanes(const F* x) { return combine_lanes(x, f_max_lane); }
 
 inline __m256 load_bf16(const uint16_t* p) {
     const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -136,6 +146,25 @@ inline F f_store_bf16(F x, uint16_t* p) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
     return nearest;
+}
+inline void store_powers(F rough_bits, uint16_t* p) {
+    const __m256i low = _mm256_cvtps_epi32(rough_bits.low), high = _mm256_cvtps_epi32(rough_bits.high);
+    const __m256i bits = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+    const __m256i part = _mm256_and_si256(_mm256_srli_epi16(bits, 1), _mm256_set1_epi16(63));
+    const __m256i parabola = _mm256_mullo_epi16(part, _mm256_sub_epi16(_mm256_set1_epi16(64), part));
+    const __m256i cubic = _mm256_add_epi16(_mm256_mullo_epi16(parabola, _mm256_set1_epi16(treadle::kExcessFactor)),
+                                           _mm256_srli_epi16(_mm256_mullo_epi16(parabola, part), 3));
+    const __m256i excess = _mm256_srli_epi16(_mm256_add_epi16(cubic, _mm256_set1_epi16(2048)), 12);
+    const __m256i least = _mm256_max_epu16(bits, _mm256_set1_epi16(treadle::kLeastPowerBits));
+    const __m256i powers = _mm256_and_si256(_mm256_sub_epi16(bits, excess), _mm256_cmpeq_epi16(bits, least));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), powers);
+}
+inline F f_add_powers(F sums, F first_bits, F second_bits, uint16_t* p) {
+    store_powers(first_bits, p);
+    store_powers(second_bits, p + 16);
+    F first, second;
+    f_load_bf16_pairs(p, first, second);
+    return f_add(f_add(sums, second), first);
 }
 inline void f_store_bf16_half_pairs(F x, int half, uint16_t* p) {
     uint16_t words[16];

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "powers.h"
+
 namespace {
 
 using F = __m512;
@@ -58,6 +60,25 @@ inline float f_sum(F x) {
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
 inline float f_max_lane(F x) { return _mm512_reduce_max_ps(x); }
+// Combines the lanes of each of sixteen vectors as f_sum does.
+template <class Operation>
+inline __attribute__((always_inline)) F combine_lanes(const F* x, const Operation& combine) {
+    const auto eights = [&](F a, F b) {  // eight lanes of each
+        return combine(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    };
+    const auto fours = [&](int i) {
+        const F a = eights(x[i], x[i + 4]), b = eights(x[i + 8], x[i + 12]);
+        return combine(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    };
+    const auto twos = [&](int i) {
+        const __m512d a = _mm512_castps_pd(fours(i)), b = _mm512_castps_pd(fours(i + 1));
+        return combine(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    };
+    const F a = twos(0), b = twos(2);
+    return combine(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+}
+inline F f_sums(const F* x) { return combine_lanes(x, f_add); }
+inline F f_max_lanes(const F* x) { return combine_lanes(x, f_max); }
 
 inline F f_load_bf16(const uint16_t* p) {
     const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -95,6 +116,46 @@ inline F f_store_bf16(F x, uint16_t* p) {
     const __m256i words = nearest_words(x);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+}
+// What to take off from bits. On AMX, floating arithmetic and shifts have one port: the second half of each of these two
+// takes the other.
+inline I power_excesses(I bits) {
+#if defined(__AVX512VBMI__)
+    struct Table {
+        alignas(64) uint8_t excess[64];
+
+        constexpr Table() : excess() {
+            for (int part = 0; part < 64; ++part) excess[part] = static_cast<uint8_t>(treadle::power_excess(2 * part));
+        }
+    };
+    static constexpr Table kTable;
+    const I from_second_bit = _mm512_set1_epi64(0x3831282118110801);
+    const I parts = _mm512_multishift_epi64_epi8(from_second_bit, bits);
+    return _mm512_maskz_permutexvar_epi8(0x5555'5555'5555'5555u, parts, _mm512_load_si512(kTable.excess));
+#else
+    const I part = _mm512_and_si512(_mm512_srli_epi16(bits, 1), _mm512_set1_epi16(63));
+    const I parabola = _mm512_mullo_epi16(part, _mm512_sub_epi16(_mm512_set1_epi16(64), part));
+    const I cubic = _mm512_add_epi16(_mm512_mullo_epi16(parabola, _mm512_set1_epi16(treadle::kExcessFactor)),
+                                     _mm512_srli_epi16(_mm512_mullo_epi16(parabola, part), 3));
+    return _mm512_srli_epi16(_mm512_add_epi16(cubic, _mm512_set1_epi16(2048)), 12);
+#endif
+}
+inline F f_add_powers(F sums, F first_bits, F second_bits, uint16_t* p) {
+    const I packed = _mm512_packus_epi32(_mm512_cvtps_epi32(first_bits), _mm512_cvtps_epi32(second_bits));
+    const I bits = _mm512_permutexvar_epi64(_mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0), packed);
+    const __mmask32 counts = _mm512_cmpge_epu16_mask(bits, _mm512_set1_epi16(treadle::kLeastPowerBits));
+    const I powers = _mm512_maskz_sub_epi16(counts, bits, power_excesses(bits));
+    _mm512_storeu_si512(p, powers);
+#if defined(__AVX512BF16__)
+    __m512bh words, ones;
+    const I one = _mm512_set1_epi16(treadle::kBitsOfOne);
+    __builtin_memcpy(&words, &powers, sizeof words);
+    __builtin_memcpy(&ones, &one, sizeof ones);
+    return _mm512_dpbf16_ps(sums, words, ones);
+#else
+    const I second = _mm512_and_si512(powers, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000)));
+    return f_add(f_add(sums, _mm512_castsi512_ps(second)), _mm512_castsi512_ps(_mm512_slli_epi32(powers, 16)));
+#endif
 }
 inline void f_store_bf16_half_pairs(F x, int half, uint16_t* p) {
     const I bits = _mm512_castps_si512(x);

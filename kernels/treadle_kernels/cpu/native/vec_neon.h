@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "powers.h"
+
 namespace {
 
 struct F {
@@ -131,6 +133,14 @@ inline float f_sum(F x) {
 inline float f_max_lane(F x) {
     return vmaxnmvq_f32(larger(larger(x.quarter[0], x.quarter[1]), larger(x.quarter[2], x.quarter[3])));
 }
+template <class Operation>
+inline F combine_lanes(const F* x, const Operation& combine) {
+    float lanes[16];
+    for (int i = 0; i < 16; ++i) lanes[i] = combine(x[i]);
+    return f_load(lanes);
+}
+inline F f_sums(const F* x) { return combine_lanes(x, f_sum); }
+inline F f_max_lanes(const F* x) { return combine_lanes(x, f_max_lane); }
 
 inline F f_load_bf16(const uint16_t* p) {
     return f_quarters([=](int i) { return floats_of(vshll_n_u16(vld1_u16(p + 4 * i), 16)); });
@@ -161,6 +171,26 @@ inline F f_store_bf16(F x, uint16_t* p) {
     const F nearest = f_round_bf16(x);
     for (int i = 0; i < 4; ++i) vst1_u16(p + 4 * i, high_halves(nearest.quarter[i]));
     return nearest;
+}
+inline void store_powers(F rough_bits, uint16_t* p) {
+    for (int half = 0; half < 2; ++half) {
+        const auto words = [&](int i) { return vqmovun_s32(vcvtnq_s32_f32(rough_bits.quarter[2 * half + i])); };
+        const uint16x8_t bits = vcombine_u16(words(0), words(1));
+        const uint16x8_t part = vandq_u16(vshrq_n_u16(bits, 1), vdupq_n_u16(63));
+        const uint16x8_t parabola = vmulq_u16(part, vsubq_u16(vdupq_n_u16(64), part));
+        const uint16x8_t cubic =
+            vaddq_u16(vmulq_n_u16(parabola, treadle::kExcessFactor), vshrq_n_u16(vmulq_u16(parabola, part), 3));
+        const uint16x8_t excess = vshrq_n_u16(vaddq_u16(cubic, vdupq_n_u16(2048)), 12);
+        const uint16x8_t counts = vcgeq_u16(bits, vdupq_n_u16(treadle::kLeastPowerBits));
+        vst1q_u16(p + 8 * half, vandq_u16(vsubq_u16(bits, excess), counts));
+    }
+}
+inline F f_add_powers(F sums, F first_bits, F second_bits, uint16_t* p) {
+    store_powers(first_bits, p);
+    store_powers(second_bits, p + 16);
+    F first, second;
+    f_load_bf16_pairs(p, first, second);
+    return f_add(f_add(sums, second), first);
 }
 inline void f_store_bf16_half_pairs(F x, int half, uint16_t* p) {
     for (int i = 0; i < 4; ++i) {
