@@ -50,7 +50,7 @@ from treadle_kernels.paged_attention import PagedBatch
 from treadle_kernels.paged_attention.batch import PagedRow
 
 TEXTS = tuple(Path(__file__).with_name("data") / name for name in ("openings.txt", "passages.txt"))
-BLOCK_SIZE = 16
+BLOCK_SIZE = 32
 NUM_PROMPTS, PROMPT_LEN, NUM_OUTPUTS = 20, 24, 32
 NUM_BLOCKS = 1 + NUM_PROMPTS * (-(-(PROMPT_LEN + NUM_OUTPUTS) // BLOCK_SIZE))
 

@@ -26,7 +26,7 @@ class Sizes:
     """
 
     num_blocks: int
-    block_size: int = 16
+    block_size: int = 32
     num_host_blocks: int = 0
     max_model_len: int = 512
     max_num_batched_tokens: int = 64

@@ -57,8 +57,9 @@ class WorkerConfig(ServiceConfig):
     """Type of keys and values; `auto`: the dtype. Others than the dtype, and `int8` (a scale a token and head), need
     `native`."""
 
-    block_size: int = 16
-    """Token slots a KV block; 16 keeps the waste below a block a request and the tables short."""
+    block_size: int = 32
+    """Token slots a KV block: a request wastes less than a block, prefixes are shared by whole blocks. `native` has the
+    values of 32 tokens meet their weights at once, and copies them together where blocks are smaller."""
 
     kv_cache_gib: float = 0.0
     """Memory for keys and values, in GiB; 0: a quarter of what is free after the weights, at most 4 GiB, at most

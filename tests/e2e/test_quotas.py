@@ -27,7 +27,7 @@ from treadle.kv_cache.v1 import kv_cache_service_pb2_grpc as pb2_grpc
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-BLOCK_SIZE = 16
+BLOCK_SIZE = 32
 GATEWAY_TENANT = "default"
 
 
@@ -93,7 +93,7 @@ def test_request_beyond_its_tenants_limit_is_refused_until_the_file_allows_it(me
     status, answer = mesh.post("/v1/chat/completions", chat)  # names no limit, and gets what there is
     assert status == 200, answer
     assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["usage"]["total_tokens"] == 63 * BLOCK_SIZE + 1
+    assert answer["usage"]["total_tokens"] == 32 * BLOCK_SIZE + 1
     set_limit(mesh, quotas_file, 1200)
     assert len(ids_of(mesh.post("/v1/completions", body(7, 900, 200, "fits-now")))) == 200
 

@@ -15,7 +15,7 @@ from services.worker.weights import open_checkpoint
 from services.worker.weights.tensors import stream_tensors
 
 NUM_OUTPUTS = 64
-BLOCK_SIZE = 16
+BLOCK_SIZE = 32
 NUM_BLOCKS = 400
 REFERENCE_BATCH = 10
 
@@ -50,7 +50,7 @@ def varied_prompts(vocab_size: int) -> list[list[int]]:
     prompts = [torch.randint(100, vocab_size, (length,), generator=generator).tolist() for length in lengths]
     for index in (3, 9, 15):  # repeated phrases, which the model continues
         prompts[index] = (prompts[index][:4] * 20)[: lengths[index]]
-    for index in (12, 17, 19):  # two full blocks in common
+    for index in (12, 17, 19):  # a full block in common
         prompts[index][:33] = prompts[10][:33]
     return prompts
 

@@ -19,8 +19,10 @@ from services.worker.loaded_model import LoadedModel
 from services.worker.native.runner import NativeRunner
 from services.worker.plan import BatchPlan, BlockId, CopyDirection, Handle, NewRequest, StepResult
 from tests.core_mesh import GREEDY, CoreMesh, Sizes
-from tests.identity.conftest import BLOCK_SIZE, varied_prompts
+from tests.identity.conftest import varied_prompts
 
+BLOCK_SIZE = 16
+"""Small, so that so short requests have blocks to lose."""
 TARGET_ID = "target"
 NUM_OUTPUTS = 12
 NUM_OUTPUTS_BEFORE = 5
@@ -204,10 +206,11 @@ class Crowd:
         return len(self._mesh.outputs[request_id]) == NUM_NEIGHBOUR_OUTPUTS
 
 
-def observe(loaded: LoadedModel, cell: Cell) -> Observed:
-    """Run a cell and require that it was what its name says."""
+def observe(loaded: LoadedModel, cell: Cell, block_size: int = BLOCK_SIZE) -> Observed:
+    """Run a cell and require that it was what its name says; with blocks of another size nothing interrupts."""
+    assert block_size == BLOCK_SIZE or cell.interruption is Interruption.NONE
     watch = Watch(loaded.runner)
-    mesh = CoreMesh(watch, sizes_of(loaded, cell))
+    mesh = CoreMesh(watch, sizes_of(loaded, cell, block_size))
     if cell.prefix is Prefix.HIT:
         mesh.generate([TARGET], 1)
     mesh.submit(TARGET_ID, TARGET, NUM_OUTPUTS, SEEDED if cell.choice is Choice.SEEDED else GREEDY, PriorityClass.BATCH)
@@ -222,18 +225,19 @@ def observe(loaded: LoadedModel, cell: Cell) -> Observed:
         assert mesh.advance()
     mesh.check_invariants()
     crowd.check()
-    check_lives(cell, watch.lives)
+    check_lives(cell, watch.lives, block_size)
     return Observed(outputs, [watch.digests[len(TARGET) + index] for index in range(NUM_OUTPUTS)])
 
 
-def sizes_of(loaded: LoadedModel, cell: Cell) -> Sizes:
+def sizes_of(loaded: LoadedModel, cell: Cell, block_size: int) -> Sizes:
     """One place for each; where the target is to be interrupted, no block more than are needed."""
     num_blocks, is_swap = loaded.num_blocks, cell.interruption is Interruption.SWAP
     if cell.interruption is not Interruption.NONE:
         lengths = [len(prompt) + NUM_NEIGHBOUR_OUTPUTS for prompt in NEIGHBOURS[: cell.num_neighbours]]
-        num_blocks = 1 + TARGET_BLOCKS + sum(-(-length // BLOCK_SIZE) for length in lengths)
+        num_blocks = 1 + TARGET_BLOCKS + sum(-(-length // block_size) for length in lengths)
     return Sizes(
         num_blocks=num_blocks,
+        block_size=block_size,
         num_host_blocks=loaded.num_host_blocks if is_swap else 0,
         max_num_batched_tokens=max(cell.chunk, 64),
         max_num_requests=cell.num_neighbours + 1,
@@ -241,10 +245,10 @@ def sizes_of(loaded: LoadedModel, cell: Cell) -> Sizes:
     )
 
 
-def check_lives(cell: Cell, lives: list[Life]) -> None:
+def check_lives(cell: Cell, lives: list[Life], block_size: int) -> None:
     """Require that the target lived as the cell says."""
     first, last = lives[0], lives[-1]
-    num_hit = (len(TARGET) - 1) // BLOCK_SIZE * BLOCK_SIZE if cell.prefix is Prefix.HIT else 0
+    num_hit = (len(TARGET) - 1) // block_size * block_size if cell.prefix is Prefix.HIT else 0
     assert first.request.num_computed_tokens == num_hit
     assert first.longest_row == min(cell.chunk, len(TARGET) - num_hit)
     assert {life.most_beside for life in lives} == {cell.num_neighbours}
@@ -256,8 +260,8 @@ def check_lives(cell: Cell, lives: list[Life]) -> None:
     assert num_known > len(TARGET)
     if cell.interruption is Interruption.SWAP:
         assert last.num_restored > 0
-        assert last.request.num_computed_tokens == (num_known - 1) // BLOCK_SIZE * BLOCK_SIZE
+        assert last.request.num_computed_tokens == (num_known - 1) // block_size * block_size
     else:
         assert last.num_restored == 0
         assert last.longest_row > 1  # so it computed again
-        assert last.request.num_computed_tokens < len(TARGET) // BLOCK_SIZE * BLOCK_SIZE
+        assert last.request.num_computed_tokens < len(TARGET) // block_size * block_size

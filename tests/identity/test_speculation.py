@@ -15,7 +15,7 @@ from services.worker.loaded_model import LoadedModel
 from services.worker.plan import Handle
 from tests.core_mesh import CoreMesh, Sizes
 from tests.identity.conftest import varied_prompts
-from tests.unit.worker.native_models import load
+from tests.unit.worker.native_models import BLOCK_SIZE, load
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -48,7 +48,8 @@ def generate(
             digests[handle].append(hashlib.sha256(np.ascontiguousarray(row)).hexdigest())
 
     loaded.runner._observe_logits = observe
-    sizes = Sizes(num_blocks=num_blocks or loaded.num_blocks, max_draft_tokens=max_draft_tokens)
+    num_blocks = num_blocks or loaded.num_blocks
+    sizes = Sizes(block_size=BLOCK_SIZE, num_blocks=num_blocks, max_draft_tokens=max_draft_tokens)
     mesh = CoreMesh(loaded.runner, sizes)
     outputs = mesh.generate(PROMPTS, NUM_OUTPUTS, SAMPLING[how])
     # What run-ahead computed beyond the end belongs to nobody.

@@ -38,6 +38,7 @@ def load(path: Path, **options: Any) -> LoadedModel:
     """Load as a worker does, on one thread, with a small cache whose blocks are poisoned."""
     settings: dict[str, Any] = {
         "backend": "native",
+        "block_size": BLOCK_SIZE,
         "num_threads": 1,
         "kv_cache_gib": 0.001,
         "max_num_batched_tokens": 64,

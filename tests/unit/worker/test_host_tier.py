@@ -88,12 +88,12 @@ def test_plan_with_copies_is_refused_without_host_memory(path):
 def test_tokens_are_the_same_alone_after_recompute_and_after_swap(loaded, sampling):
     alone = []
     for index, prompt in enumerate(PROMPTS):
-        mesh = CoreMesh(loaded.runner, Sizes(num_blocks=10))
+        mesh = CoreMesh(loaded.runner, Sizes(block_size=BLOCK_SIZE, num_blocks=10))
         alone += mesh.generate([prompt], NUM_OUTPUTS, sampling[index : index + 1])
-    recompute = CoreMesh(loaded.runner, Sizes(num_blocks=7))
+    recompute = CoreMesh(loaded.runner, Sizes(block_size=BLOCK_SIZE, num_blocks=7))
     assert recompute.generate(PROMPTS, NUM_OUTPUTS, sampling) == alone
     assert recompute.num_preemptions > 0
-    swap = CoreMesh(loaded.runner, Sizes(num_blocks=7, num_host_blocks=loaded.num_host_blocks))
+    swap = CoreMesh(loaded.runner, Sizes(block_size=BLOCK_SIZE, num_blocks=7, num_host_blocks=loaded.num_host_blocks))
     assert swap.generate(PROMPTS, NUM_OUTPUTS, sampling) == alone
     assert swap.num_preemptions > 0
     assert swap.usage.num_restored > 0
@@ -123,7 +123,9 @@ def test_compressed_tier_holds_nearly_twice_as_many_blocks_and_requests_still_en
     plain, compressed = (load(path, **options, **SWAP, swap_compression=name) for name in ("none", "int8"))
     # 16 numbers of two bytes against 16 of one and a scale of four
     assert compressed.num_host_blocks / plain.num_host_blocks == pytest.approx(32 / 20, rel=0.02)
-    mesh = CoreMesh(compressed.runner, Sizes(num_blocks=7, num_host_blocks=compressed.num_host_blocks))
+    mesh = CoreMesh(
+        compressed.runner, Sizes(block_size=BLOCK_SIZE, num_blocks=7, num_host_blocks=compressed.num_host_blocks)
+    )
     assert [len(output) for output in mesh.generate(PROMPTS, NUM_OUTPUTS)] == [NUM_OUTPUTS] * len(PROMPTS)
     assert mesh.usage.num_restored > 0
 
