@@ -134,6 +134,8 @@ def build(options: argparse.Namespace) -> Setup:
         HIDDEN, WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, 1e-5, None, MAX_TOKENS, 128, activations, terms
     )
     cache = KvCache(KvShape(NUM_LAYERS, KV_HEADS, HEAD_DIM, KvDtype[options.kv], BLOCK_SIZE), 64 * 17 + 40)
+    # Memory that was never written is one page of zeros for all, which no core waits for.
+    cache.memory[:] = 0
     return Setup(CpuModel(shape, weights, pool), weights, pool, cache, options.repeats, activations, terms)
 
 
