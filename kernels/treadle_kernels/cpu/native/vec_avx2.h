@@ -104,14 +104,6 @@ inline float f_max_lane(F x) {
     const __m128 c = _mm_max_ps(b, _mm_movehl_ps(b, b));
     return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
-template <class Operation>
-inline F combine_lanes(const F* x, const Operation& combine) {
-    float lanes[16];
-    for (int i = 0; i < 16; ++i) lanes[i] = combine(x[i]);
-    return f_load(lanes);
-}
-inline F f_sums(const F* x) { return combine_lanes(x, f_sum); }
-inline F f_max_lanes(const F* x) { return combine_lanes(x, f_max_lane); }
 
 inline __m256 load_bf16(const uint16_t* p) {
     const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -158,13 +150,6 @@ inline void store_powers(F rough_bits, uint16_t* p) {
     const __m256i least = _mm256_max_epu16(bits, _mm256_set1_epi16(treadle::kLeastPowerBits));
     const __m256i powers = _mm256_and_si256(_mm256_sub_epi16(bits, excess), _mm256_cmpeq_epi16(bits, least));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), powers);
-}
-inline F f_add_powers(F sums, F first_bits, F second_bits, uint16_t* p) {
-    store_powers(first_bits, p);
-    store_powers(second_bits, p + 16);
-    F first, second;
-    f_load_bf16_pairs(p, first, second);
-    return f_add(f_add(sums, second), first);
 }
 inline void f_store_bf16_half_pairs(F x, int half, uint16_t* p) {
     uint16_t words[16];
@@ -311,3 +296,5 @@ inline I i_dot(I sum, B codes, const int8_t* x) {
 #endif
 
 }  // namespace
+
+#include "vec_words.inl"

@@ -133,14 +133,6 @@ inline float f_sum(F x) {
 inline float f_max_lane(F x) {
     return vmaxnmvq_f32(larger(larger(x.quarter[0], x.quarter[1]), larger(x.quarter[2], x.quarter[3])));
 }
-template <class Operation>
-inline F combine_lanes(const F* x, const Operation& combine) {
-    float lanes[16];
-    for (int i = 0; i < 16; ++i) lanes[i] = combine(x[i]);
-    return f_load(lanes);
-}
-inline F f_sums(const F* x) { return combine_lanes(x, f_sum); }
-inline F f_max_lanes(const F* x) { return combine_lanes(x, f_max_lane); }
 
 inline F f_load_bf16(const uint16_t* p) {
     return f_quarters([=](int i) { return floats_of(vshll_n_u16(vld1_u16(p + 4 * i), 16)); });
@@ -184,13 +176,6 @@ inline void store_powers(F rough_bits, uint16_t* p) {
         const uint16x8_t counts = vcgeq_u16(bits, vdupq_n_u16(treadle::kLeastPowerBits));
         vst1q_u16(p + 8 * half, vandq_u16(vsubq_u16(bits, excess), counts));
     }
-}
-inline F f_add_powers(F sums, F first_bits, F second_bits, uint16_t* p) {
-    store_powers(first_bits, p);
-    store_powers(second_bits, p + 16);
-    F first, second;
-    f_load_bf16_pairs(p, first, second);
-    return f_add(f_add(sums, second), first);
 }
 inline void f_store_bf16_half_pairs(F x, int half, uint16_t* p) {
     for (int i = 0; i < 4; ++i) {
@@ -342,3 +327,5 @@ inline I i_dot(I sum, B codes, const int8_t* x) {
 #endif
 
 }  // namespace
+
+#include "vec_words.inl"

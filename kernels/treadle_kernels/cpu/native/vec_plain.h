@@ -127,13 +127,6 @@ inline float f_max_lane(F x) {
     for (int i = 1; i < 16; ++i) result = x.lane[i] > result ? x.lane[i] : result;
     return result;
 }
-// These of sixteen vectors, in a lane each.
-inline F f_sums(const F* x) {
-    return f_each([&](int i) { return f_sum(x[i]); });
-}
-inline F f_max_lanes(const F* x) {
-    return f_each([&](int i) { return f_max_lane(x[i]); });
-}
 
 inline F f_load_bf16(const uint16_t* p) {
     return f_each([&](int i) { return treadle::f32_from_bf16(p[i]); });
@@ -162,16 +155,13 @@ inline F f_store_bf16(F x, uint16_t* p) {
     return nearest;
 }
 // Stores powers of two (powers.h) by their bits before the excess is off, which are rounded first; 0 instead of those below
-// kLeastPowerBits and of NaN. Adds them to `sums`: to lane i the second of the i-th two, then the first.
-inline F f_add_powers(F sums, F first_bits, F second_bits, uint16_t* p) {
-    for (int i = 0; i < 32; ++i) {
-        const float x = __builtin_rintf(i < 16 ? first_bits.lane[i] : second_bits.lane[i - 16]);
+// kLeastPowerBits and of NaN.
+inline void store_powers(F rough_bits, uint16_t* p) {
+    for (int i = 0; i < 16; ++i) {
+        const float x = __builtin_rintf(rough_bits.lane[i]);
         const int bits = x >= treadle::kLeastPowerBits && x < 65536.0f ? static_cast<int>(x) : 0;
         p[i] = static_cast<uint16_t>(bits == 0 ? 0 : bits - treadle::power_excess(bits));
     }
-    F first, second;
-    f_load_bf16_pairs(p, first, second);
-    return f_add(f_add(sums, second), first);
 }
 // Stores lanes that are bfloat16 as one of each of sixteen pairs: the first (0) or the second (1).
 inline void f_store_bf16_half_pairs(F x, int half, uint16_t* p) {
@@ -299,3 +289,5 @@ inline I i_dot(I sum, B codes, const int8_t* x) {
 }
 
 }  // namespace
+
+#include "vec_words.inl"
